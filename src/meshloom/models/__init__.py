@@ -1,0 +1,1 @@
+"""One model family a file; the MODELS table is in `table.py`."""

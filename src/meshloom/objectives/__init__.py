@@ -1,0 +1,1 @@
+"""Losses as (sum, count) pairs: pure functions, no loops."""

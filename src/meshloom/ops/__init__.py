@@ -1,0 +1,1 @@
+"""Array functions without parameters of their own: attention, norms, rotary positions, losses. A plain reference each, plus faster rows."""

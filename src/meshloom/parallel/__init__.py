@@ -1,0 +1,1 @@
+"""One parallel strategy a file; the STRATEGIES table is in `table.py`."""

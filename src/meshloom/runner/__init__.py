@@ -1,0 +1,1 @@
+"""The one loop over layers, and the ways to run it."""

@@ -1,0 +1,1 @@
+"""Generation: the cache, the engine, sampling."""

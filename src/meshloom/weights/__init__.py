@@ -1,0 +1,1 @@
+"""Weights in and out: Hugging Face folders, GGUF files, Meshloom checkpoints."""
