@@ -1,0 +1,86 @@
+"""Smaller pieces that families share: the MLPs, the embedding, dropout of the residual stream."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..core.layout import Layout
+from ..core.leaf import add_up, dot, put
+from ..core.tree import pytree
+from ..ops.act import ACTIVATIONS, swiglu
+from ..ops.dropout import dropout
+from .base import Ctx, ModelConfig
+
+
+@pytree
+class GatedMlp:
+    """up, gate: [embed, ffn]. down: [ffn, embed]. Biases are None where a family has none."""
+
+    up: Any
+    gate: Any
+    down: Any
+    up_bias: Any
+    gate_bias: Any
+    down_bias: Any
+
+    @staticmethod
+    def specs(c: ModelConfig, bias: bool = False) -> "GatedMlp":
+        """The Specs of one layer."""
+        wide, narrow = (c.zeros("ffn"), c.zeros("embed")) if bias else (None, None)
+        return GatedMlp(c.spec("embed ffn"), c.spec("embed ffn"), c.spec("ffn embed"), wide, wide, narrow)
+
+
+def gated_mlp(lay: Layout, w: GatedMlp, x: jax.Array) -> jax.Array:
+    """SwiGLU: down(silu(gate x) * up x).  x: (batch whole_seq embed) -> (batch seq embed).  Source: Shazeer 2020, arXiv 2002.05202."""
+    gate, up = dot(lay, "bTd,df->bTf", x, w.gate), dot(lay, "bTd,df->bTf", x, w.up)
+    if w.up_bias is not None:
+        gate, up = gate + w.gate_bias, up + w.up_bias
+    y = dot(lay, "bTf,fd->btd", swiglu(gate, up), w.down)
+    return y if w.down_bias is None else y + w.down_bias
+
+
+@pytree
+class Mlp:
+    """up: [embed, ffn]. down: [ffn, embed]. With biases."""
+
+    up: Any
+    down: Any
+    up_bias: Any
+    down_bias: Any
+
+    @staticmethod
+    def specs(c: ModelConfig) -> "Mlp":
+        """The Specs of one layer."""
+        return Mlp(c.spec("embed ffn"), c.spec("ffn embed"), c.zeros("ffn"), c.zeros("embed"))
+
+
+def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:
+    """down(act(up x)).  x: (batch whole_seq embed) -> (batch seq embed)."""
+    hidden = ACTIVATIONS[act](dot(lay, "bTd,df->bTf", x, w.up) + w.up_bias)
+    return dot(lay, "bTf,fd->btd", hidden, w.down) + w.down_bias
+
+
+def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Rows of the embedding.  table: (vocab embed), this device's rows.  tokens: (batch whole_seq) -> (batch seq embed).
+
+    Where the vocabulary is split, each device looks up the ids that it has and the parts are summed (reduce-scattered over a split sequence).
+    """
+    axes = lay.acts.get("vocab", ())
+    if not axes:
+        return jnp.take(table, put(lay, "bT->bt", tokens), axis=0, mode="clip")
+    rows = table.shape[0]
+    local = tokens - lax.axis_index(axes) * rows
+    mine = (local >= 0) & (local < rows)
+    x = jnp.where(mine[..., None], jnp.take(table, jnp.clip(local, 0, rows - 1), axis=0), 0)
+    return add_up(lay, x, "t", "btd", axes)
+
+
+def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: int) -> jax.Array:
+    """Dropout of the residual stream.  x: (batch seq embed).  place: which of the layer's dropouts this is."""
+    if ctx.key is None or not c.dropout:
+        return x
+    key = jax.random.fold_in(jax.random.fold_in(ctx.key, ctx.layer), place)
+    where = put(lay, "bT->bt", jnp.broadcast_to(jnp.arange(ctx.segments.shape[1]), ctx.segments.shape))
+    return dropout(x, key, c.dropout, ctx.samples, where)
