@@ -1,5 +1,6 @@
 """Sections: every mistake at once, sentences, overrides, and a dump that loads to an equal section."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -17,11 +18,20 @@ class Inner(Section):
     on: bool = False
 
 
+class Item(Section):
+    path: str
+    weight: float = 1.0
+
+
 class Outer(Section):
     name: str
     inner: Inner = Inner()
     source: str = Field("here", alias="from")
     even: int = 2
+    items: tuple[Item, ...] = ()
+    held: float | tuple[Item, ...] = 0.1
+    most: int | None = None
+    folder: Path = Field(Path("a"), strict=False)
 
     @field_validator("even")
     @classmethod
@@ -35,7 +45,7 @@ CASES = {
     "unknown key, nearest": ({"inner": {"stepz": 3}}, ["inner.stepz is not a setting. Did you mean inner.steps?"]),
     "unknown section": ({"iner": {"steps": 3}}, ["iner is not a setting. Did you mean inner?"]),
     "key of another section": ({"betas": [1, 2]}, ["betas is not a setting. Did you mean inner.betas?"]),
-    "nothing near": ({"zzzzzz": 1}, ["zzzzzz is not a setting. There is: name, inner, from, even."]),
+    "nothing near": ({"zzzzzz": 1}, ["zzzzzz is not a setting. There is: name, inner, from, even, items, held, most, folder."]),
     "nothing near inside": ({"inner": {"qqqqqq": 1}}, ["inner.qqqqqq is not a setting. inner has: steps, rate, kind, betas, on."]),
     "text for a number": ({"inner": {"steps": "many"}}, ['inner.steps must be a whole number; you gave "many" (text).']),
     "text that looks like a number": ({"inner": {"rate": "0.1"}}, ['inner.rate must be a number; you gave "0.1" (text).']),
@@ -45,8 +55,12 @@ CASES = {
     "range": ({"inner": {"steps": 0, "rate": 1.0}}, ["inner.steps must be at least 1; you gave 0.", "inner.rate must be less than 1.0; you gave 1.0."]),
     "choice": ({"inner": {"kind": "cosin"}}, ["inner.kind must be 'cosine' or 'linear'; you gave \"cosin\" (text). Did you mean 'cosine'?"]),
     "section is a number": ({"inner": 3}, ["inner must be a section of keys and values; you gave 3."]),
-    "own check": ({"even": 3}, ["even must be even; you gave 3. Use 4."]),
+    "own check": ({"even": 3}, ["even: must be even; you gave 3. Use 4."]),
     "list item": ({"inner": {"betas": [0.9, "x"]}}, ['inner.betas.1 must be a number; you gave "x" (text).']),
+    "key in a list": ({"items": [{"path": "a"}, {"pth": "a"}]}, ["items.1.path is missing and has no default.", "items.1.pth is not a setting. Did you mean items.1.path?"]),
+    "either of two": ({"held": "x"}, ['held must be a number or a list; you gave "x" (text).']),
+    "deep in the second of two": ({"held": [{"path": "a", "wait": 1}]}, ["held.0.wait is not a setting. Did you mean held.0.weight?"]),
+    "number or nothing": ({"most": "x"}, ['most must be a whole number; you gave "x" (text).']),
     "null": ({"inner": {"steps": None}}, ["inner.steps must be a whole number; you gave null (nothing)."]),
 }
 
@@ -68,11 +82,11 @@ def test_all_mistakes_at_once_with_the_source() -> None:
 
 
 def test_dump_loads_to_an_equal_section() -> None:
-    given = {"name": "1e3", "from": "no", "inner": {"steps": 7, "rate": 1e-05, "betas": [0.5, 1], "on": True}}
+    given = {"name": "1e3", "from": "no", "folder": "b/c", "inner": {"steps": 7, "rate": 1e-05, "betas": [0.5, 1], "on": True}}
     section = load(Outer, given)
     again = load(Outer, config.yamls.value(config.dump(section)))
     assert again == section and hash(again) == hash(section)
-    assert again.inner.betas == (0.5, 1.0) and again.name == "1e3" and again.source == "no"
+    assert again.inner.betas == (0.5, 1.0) and again.name == "1e3" and again.source == "no" and again.folder == Path("b/c")
 
 
 def test_merge_is_deep_and_leaves_its_inputs() -> None:

@@ -4,20 +4,28 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from meshloom.core import yamls
+from . import yamls
 
 S = TypeVar("S", bound="Section")
 Tree = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A part of a configuration. Frozen and hashable; unknown keys and wrong types are refused."""
+    """A part of a configuration. Frozen and hashable; unknown keys and wrong types are refused.
+    Lists of a file become tuples, so fields are `tuple[...]`; a `pathlib.Path` field needs `Field(strict=False)`, or be text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,  # text never becomes a number, nor 1 a boolean
+        use_attribute_docstrings=True,
+        validate_default=True,
+        populate_by_name=True,
+    )
 
 
 class Problem(NamedTuple):
@@ -27,8 +35,9 @@ class Problem(NamedTuple):
     says: str
 
     def __str__(self) -> str:
-        dotted = ".".join(self.path)
-        return f"{dotted} {self.says}" if dotted else self.says[:1].upper() + self.says[1:]
+        if not self.path:
+            return self.says[:1].upper() + self.says[1:]
+        return ".".join(self.path) + ("" if self.says.startswith(":") else " ") + self.says
 
 
 class ConfigError(ValueError):
@@ -47,16 +56,11 @@ class ConfigError(ValueError):
 def load(kind: type[S], tree: Mapping[str, Any], source: str = "") -> S:
     """A checked section of `kind` made of nested mappings.  source: what to call the input in errors.
     Raises ConfigError that lists every unknown key (with the nearest one), wrong type and value out of range."""
+    frozen = _tuples(tree)
     try:
-        # Strict JSON is the mode in which lists may become tuples while text never becomes a number, nor 1 a boolean.
-        return kind.model_validate_json(json.dumps(tree), strict=True)
+        return kind.model_validate(frozen)
     except ValidationError as error:
-        problems = _problems(kind, error)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        problems = [Problem((), f"not everything here is text, a number, a list or a section ({error})")]
-    raise ConfigError(problems, source)
+        raise ConfigError(_problems(kind, frozen, error), source) from None
 
 
 def load_file(kind: type[S], path: Path | str) -> S:
@@ -131,31 +135,71 @@ def paths(kind: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
     """Every dotted path of a section and the sections inside it, as tuples of keys."""
     for key, annotation in keys(kind).items():
         yield (*prefix, key)
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield from paths(annotation, (*prefix, key))
+        inner = _section_in(annotation)
+        if inner is not None and inner is annotation:
+            yield from paths(inner, (*prefix, key))
 
 
-def _problems(kind: type[Section], error: ValidationError) -> list[Problem]:
+def _tuples(tree: Any) -> Any:
+    """The tree with its lists turned into tuples."""
+    if isinstance(tree, Mapping):
+        return {str(key): _tuples(value) for key, value in tree.items()}
+    return tuple(_tuples(value) for value in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _problems(kind: type[Section], tree: Any, error: ValidationError) -> list[Problem]:
     """Pydantic's errors in our words; a ConfigError raised inside a validator is opened and its paths are prefixed."""
     found: list[Problem] = []
+    types: dict[tuple[str, ...], list[str]] = {}  # path -> what it may be, one for each branch of a union
     for item in error.errors(include_url=False):
-        path = tuple(str(key) for key in item["loc"])
+        path = _path(tree, item["loc"], item["type"])
         inner = item.get("ctx", {}).get("error")
         if isinstance(inner, ConfigError):
             found += [Problem((*path, *p.path), p.says) for p in inner.problems]
         elif item["type"] == "extra_forbidden":
             found.append(Problem(path, _unknown_key(kind, path)))
+        elif item["type"] in KINDS:
+            types.setdefault(path, []).append(KINDS[item["type"]])
+            choices = " or ".join(dict.fromkeys(types[path]))
+            found = [p for p in found if p.path != path] + [Problem(path, f"must be {choices}; you gave {_shown(item['input'])}.")]
         else:
             found.append(Problem(path, _says(item, inner)))
-    return list(dict.fromkeys(found))
+    deeper = {p.path[:n] for p in found for n in range(1, len(p.path))}  # a union's other branches, where one went further in
+    return [p for p in dict.fromkeys(found) if p.path not in deeper or p.path not in types]
+
+
+def _path(tree: Any, loc: tuple[int | str, ...], kind: str) -> tuple[str, ...]:
+    """Pydantic's location without the labels of union branches, which are no keys of the file."""
+    path: list[str] = []
+    for number, key in enumerate(loc):
+        if isinstance(tree, Mapping) and key in tree or isinstance(tree, tuple) and isinstance(key, int):
+            tree = tree[key]  # type: ignore[index]
+        elif not (isinstance(tree, Mapping) and number == len(loc) - 1 and kind == "missing"):
+            continue
+        path.append(str(key))
+    return tuple(path)
+
+
+def _section_at(kind: type[Section], path: tuple[str, ...]) -> type[Section] | None:
+    """The section that a path leads to, through lists and unions, or None."""
+    found: type[Section] | None = kind
+    for key in path:
+        if found is not None and not key.isdigit():
+            found = _section_in(keys(found).get(key))
+    return found
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The first section that an annotation names: itself, or inside a list, an optional or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
 def _unknown_key(kind: type[Section], path: tuple[str, ...]) -> str:
     """What to say of a key that its section lacks: the nearest key there, else the same key in another section."""
-    section: Any = kind
-    for key in path[:-1]:
-        section = keys(section).get(key) if isinstance(section, type) and issubclass(section, Section) else None
-    here = list(keys(section)) if isinstance(section, type) and issubclass(section, Section) else []
+    section = _section_at(kind, path[:-1])
+    here = list(keys(section)) if section else []
     near = nearest(path[-1], here)
     if near:
         return f"is not a setting. Did you mean {'.'.join((*path[:-1], near))}?"
@@ -184,22 +228,19 @@ def _says(item: Any, inner: Exception | None) -> str:
     kind, given, context = item["type"], item["input"], item.get("ctx", {})
     if kind == "missing":
         return "is missing and has no default."
-    if kind in KINDS:
-        return f"must be {KINDS[kind]}; you gave {_shown(given)}."
     if kind in BOUNDS:
         return f"must be {BOUNDS[kind].format(**context)}; you gave {_shown(given)}."
     if kind in ("literal_error", "enum"):
         near = nearest(str(given), [c.strip("'") for c in context["expected"].replace(" or ", ", ").split(", ")])
         return f"must be {context['expected']}; you gave {_shown(given)}." + (f" Did you mean {near!r}?" if near else "")
     if inner is not None:
-        return f"is refused: {inner}" if str(inner)[:1].isupper() else str(inner)
-    message = item["msg"]
-    return f"is refused: {message}; you gave {_shown(given)}."
+        return f": {inner}"
+    return f": {item['msg']}; you gave {_shown(given)}."
 
 
 def _shown(given: Any) -> str:
     """A value as an error shows it: its text, cut at 60 letters, with its kind where the text alone could mislead."""
     text = json.dumps(given, ensure_ascii=False, default=str)
     short = text if len(text) <= 60 else text[:57] + "..."
-    names = {str: "text", bool: "a boolean", list: "a list", dict: "a section", type(None): "nothing"}
+    names = {str: "text", bool: "a boolean", list: "a list", tuple: "a list", dict: "a section", type(None): "nothing"}
     return f"{short} ({names[type(given)]})" if type(given) in names else short
