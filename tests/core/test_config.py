@@ -132,8 +132,9 @@ def test_errors_inside_a_validator_keep_their_paths() -> None:
         @field_validator("model", mode="before")
         @classmethod
         def _load(cls, value: object) -> object:
-            return load(Inner, value)  # type: ignore[arg-type]
+            return load(Inner, value, inside=("model",))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as caught:
         load(Holder, {"model": {"stepz": 1, "rate": 3}})
     assert {p.path for p in caught.value.problems} == {("model", "stepz"), ("model", "rate")}
+    assert "model.stepz is not a setting. Did you mean model.steps?" in str(caught.value)

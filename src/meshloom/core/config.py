@@ -53,14 +53,15 @@ class ConfigError(ValueError):
             super().__init__(f"{head}{len(problems)} settings are wrong:\n" + "\n".join(f"  - {p}" for p in problems))
 
 
-def load(kind: type[S], tree: Mapping[str, Any], source: str = "") -> S:
-    """A checked section of `kind` made of nested mappings.  source: what to call the input in errors.
+def load(kind: type[S], tree: Mapping[str, Any], source: str = "", inside: tuple[str, ...] = ()) -> S:
+    """A checked section of `kind` made of nested mappings.  source: what to call the input in errors.  inside: the keys above this section,
+    where a validator of an outer section calls this.
     Raises ConfigError that lists every unknown key (with the nearest one), wrong type and value out of range."""
     frozen = _tuples(tree)
     try:
         return kind.model_validate(frozen)
     except ValidationError as error:
-        raise ConfigError(_problems(kind, frozen, error), source) from None
+        raise ConfigError(_problems(kind, frozen, error, inside), source) from None
 
 
 def load_file(kind: type[S], path: Path | str) -> S:
@@ -147,7 +148,7 @@ def _tuples(tree: Any) -> Any:
     return tuple(_tuples(value) for value in tree) if isinstance(tree, (list, tuple)) else tree
 
 
-def _problems(kind: type[Section], tree: Any, error: ValidationError) -> list[Problem]:
+def _problems(kind: type[Section], tree: Any, error: ValidationError, inside: tuple[str, ...]) -> list[Problem]:
     """Pydantic's errors in our words; a ConfigError raised inside a validator is opened and its paths are prefixed."""
     found: list[Problem] = []
     types: dict[tuple[str, ...], list[str]] = {}  # path -> what it may be, one for each branch of a union
@@ -157,7 +158,7 @@ def _problems(kind: type[Section], tree: Any, error: ValidationError) -> list[Pr
         if isinstance(inner, ConfigError):
             found += [Problem((*path, *p.path), p.says) for p in inner.problems]
         elif item["type"] == "extra_forbidden":
-            found.append(Problem(path, _unknown_key(kind, path)))
+            found.append(Problem(path, _unknown_key(kind, path, inside)))
         elif item["type"] in KINDS:
             types.setdefault(path, []).append(KINDS[item["type"]])
             choices = " or ".join(dict.fromkeys(types[path]))
@@ -196,17 +197,18 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
 
 
-def _unknown_key(kind: type[Section], path: tuple[str, ...]) -> str:
+def _unknown_key(kind: type[Section], path: tuple[str, ...], inside: tuple[str, ...]) -> str:
     """What to say of a key that its section lacks: the nearest key there, else the same key in another section."""
     section = _section_at(kind, path[:-1])
     here = list(keys(section)) if section else []
+    above = (*inside, *path[:-1])
     near = nearest(path[-1], here)
     if near:
-        return f"is not a setting. Did you mean {'.'.join((*path[:-1], near))}?"
-    elsewhere = [".".join(p) for p in paths(kind) if p[-1] == path[-1] and p != path]
+        return f"is not a setting. Did you mean {'.'.join((*above, near))}?"
+    elsewhere = [".".join((*inside, *p)) for p in paths(kind) if p[-1] == path[-1] and p != path]
     if elsewhere:
         return f"is not a setting. Did you mean {' or '.join(elsewhere)}?"
-    where = f"{'.'.join(path[:-1])} has" if path[:-1] else "There is"
+    where = f"{'.'.join(above)} has" if above else "There is"
     return f"is not a setting. {where}: {', '.join(here)}." if here else "is not a setting."
 
 
