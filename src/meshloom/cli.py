@@ -13,6 +13,7 @@ app = App(
     name="meshloom",
     version=__version__,
     help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
+    suppress_keyboard_interrupt=False,
     help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 128 + signal when stopped.",
 )
 app.command(cli_data.app)
