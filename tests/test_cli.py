@@ -13,7 +13,19 @@ import pytest
 from meshloom import cli, cli_base
 
 HEAVY = ("jax", "numpy", "pydantic", "optax", "orbax", "tokenizers", "yaml", "rich.progress", "matplotlib")
-HELP = [[], ["train"], ["eval"], ["generate"], ["convert"], ["verify"], ["info"], ["data"], ["data", "prepare"], ["data", "inspect"], ["data", "tokenizer"]]
+HELP = [
+    [],
+    ["train"],
+    ["eval"],
+    ["generate"],
+    ["convert"],
+    ["verify"],
+    ["info"],
+    ["data"],
+    ["data", "prepare"],
+    ["data", "inspect"],
+    ["data", "tokenizer"],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +44,9 @@ def worker(monkeypatch: pytest.MonkeyPatch, name: str, **functions: object) -> N
 
 
 def meshloom(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "meshloom.cli", *words], capture_output=True, text=True, env={**os.environ, **environ}, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "meshloom.cli", *words], capture_output=True, text=True, env={**os.environ, **environ}, timeout=60
+    )
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
@@ -60,9 +74,15 @@ MISTAKES = {
     "flag value": (["train", "quickstart", "--rank", "x"], 'unable to convert "x" into int'),
     "nothing": (["train"], "requires an argument"),
     "recipe": (["train", "quikstart"], "There is no recipe 'quikstart'. Did you mean 'quickstart'?"),
-    "setting": (["train", "quickstart", "--set", "trian.steps=1", "--set", "model.layerz=2"], "model.layerz is not a setting. Did you mean model.layers?"),
+    "setting": (
+        ["train", "quickstart", "--set", "trian.steps=1", "--set", "model.layerz=2"],
+        "model.layerz is not a setting. Did you mean model.layers?",
+    ),
     "override": (["train", "quickstart", "--set", "steps"], "--set takes key=value"),
-    "folder of several processes": (["train", "quickstart", "--world", "2"], "2 processes must agree on the run's folder. Name it with --out."),
+    "folder of several processes": (
+        ["train", "quickstart", "--world", "2"],
+        "2 processes must agree on the run's folder. Name it with --out.",
+    ),
     "resume of nothing": (["train", "quickstart", "--resume", "--set", "name=never"], "There is no run runs/never to resume"),
     "no prompt": (["generate", "x"], "Give --prompt TEXT or --prompt-file FILE."),
     "no prompt file": (["generate", "x", "--prompt-file", "none.txt"], "none.txt: No such file or directory."),
@@ -71,7 +91,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_sentences_and_exit_2(case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mistakes_are_sentences_and_exit_2(
+    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     words, sentence = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
     worker(monkeypatch, "serve.generate")

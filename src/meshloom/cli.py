@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from . import __version__, cli_base, cli_data
-from .cli_base import DISAGREES, MISTAKE, OK, Common, Machine
+from .cli_base import DISAGREES, MISTAKE, OK, Machine
 
 app = App(
     name="meshloom",

@@ -52,12 +52,21 @@ CASES = {
     "fraction": ({"inner": {"steps": 1.5}}, ["inner.steps must be a whole number; you gave 1.5."]),
     "boolean for a number": ({"inner": {"steps": True}}, ["inner.steps must be a whole number; you gave true (a boolean)."]),
     "number for a boolean": ({"inner": {"on": 1}}, ["inner.on must be true or false; you gave 1."]),
-    "range": ({"inner": {"steps": 0, "rate": 1.0}}, ["inner.steps must be at least 1; you gave 0.", "inner.rate must be less than 1.0; you gave 1.0."]),
-    "choice": ({"inner": {"kind": "cosin"}}, ["inner.kind must be 'cosine' or 'linear'; you gave \"cosin\" (text). Did you mean 'cosine'?"]),
+    "range": (
+        {"inner": {"steps": 0, "rate": 1.0}},
+        ["inner.steps must be at least 1; you gave 0.", "inner.rate must be less than 1.0; you gave 1.0."],
+    ),
+    "choice": (
+        {"inner": {"kind": "cosin"}},
+        ["inner.kind must be 'cosine' or 'linear'; you gave \"cosin\" (text). Did you mean 'cosine'?"],
+    ),
     "section is a number": ({"inner": 3}, ["inner must be a section of keys and values; you gave 3."]),
     "own check": ({"even": 3}, ["even: must be even; you gave 3. Use 4."]),
     "list item": ({"inner": {"betas": [0.9, "x"]}}, ['inner.betas.1 must be a number; you gave "x" (text).']),
-    "key in a list": ({"items": [{"path": "a"}, {"pth": "a"}]}, ["items.1.path is missing and has no default.", "items.1.pth is not a setting. Did you mean items.1.path?"]),
+    "key in a list": (
+        {"items": [{"path": "a"}, {"pth": "a"}]},
+        ["items.1.path is missing and has no default.", "items.1.pth is not a setting. Did you mean items.1.path?"],
+    ),
     "either of two": ({"held": "x"}, ['held must be a number or a list; you gave "x" (text).']),
     "deep in the second of two": ({"held": [{"path": "a", "wait": 1}]}, ["held.0.wait is not a setting. Did you mean held.0.weight?"]),
     "number or nothing": ({"most": "x"}, ['most must be a whole number; you gave "x" (text).']),
@@ -114,7 +123,10 @@ def test_sets_with_broken_yaml_are_refused() -> None:
 def test_nearest_ignores_case_and_dashes() -> None:
     assert config.nearest("Learning-Rate", ["learning_rate", "x"]) == "learning_rate"
     assert config.nearest("zzz", ["learning_rate"]) is None
-    assert config.unknown("recipe", "quikstart", ["quickstart", "b"]) == "There is no recipe 'quikstart'. Did you mean 'quickstart'? There is: b, quickstart."
+    assert (
+        config.unknown("recipe", "quikstart", ["quickstart", "b"])
+        == "There is no recipe 'quikstart'. Did you mean 'quickstart'? There is: b, quickstart."
+    )
 
 
 def test_a_file_is_named(tmp_path) -> None:

@@ -32,12 +32,20 @@ def test_place(case: str) -> None:
 
 
 REFUSED = {
-    "part of the flags": (("a:1", None, 2), {}, r"--coordinator, --rank, --world together \(flags\); there is --coordinator=a:1, --world=2. Give --rank too"),
+    "part of the flags": (
+        ("a:1", None, 2),
+        {},
+        r"--coordinator, --rank, --world together \(flags\); there is --coordinator=a:1, --world=2. Give --rank too",
+    ),
     "part of ours": ((None,) * 3, {"MESHLOOM_RANK": "1"}, "Give MESHLOOM_COORDINATOR and MESHLOOM_WORLD too"),
     "part of torchrun": ((None,) * 3, {"RANK": "1", "WORLD_SIZE": "2"}, "Give MASTER_ADDR and MASTER_PORT too"),
     "rank past the end": (("a:1", 2, 2), {}, "--rank 2 does not exist among 2 processes; they count from 0 to 1"),
     "no port": (("a", 0, 2), {}, "--coordinator must be host:port of rank 0, like node1:9911; it is 'a'"),
-    "not a number": ((None,) * 3, {"MESHLOOM_COORDINATOR": "h:9", "MESHLOOM_RANK": "x", "MESHLOOM_WORLD": "2"}, "MESHLOOM_RANK must be a whole number"),
+    "not a number": (
+        (None,) * 3,
+        {"MESHLOOM_COORDINATOR": "h:9", "MESHLOOM_RANK": "x", "MESHLOOM_WORLD": "2"},
+        "MESHLOOM_RANK must be a whole number",
+    ),
 }
 
 
@@ -83,7 +91,9 @@ def test_two_processes_meet(tmp_path: Path) -> None:
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
     runs = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, address, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
         for rank in range(2)
     ]
     try:

@@ -19,7 +19,9 @@ def test_values_mean_what_they_look_like(spelled: str) -> None:
     assert value == MEANT[spelled] and type(value) is type(MEANT[spelled])
 
 
-@pytest.mark.parametrize("value", [1e-05, 1e22, 0.1, 1.0, math.inf, "1e-3", "no", "null", "", "~", "1_0", "a: b", "true", "é", [1, [2]], {"a": []}, None, True])
+@pytest.mark.parametrize(
+    "value", [1e-05, 1e22, 0.1, 1.0, math.inf, "1e-3", "no", "null", "", "~", "1_0", "a: b", "true", "é", [1, [2]], {"a": []}, None, True]
+)
 def test_what_is_written_reads_back_equal(value: object) -> None:
     again = yamls.value(yamls.text({"k": value}))["k"]
     assert again == value and type(again) is type(value)

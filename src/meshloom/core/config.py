@@ -173,7 +173,7 @@ def _path(tree: Any, loc: tuple[int | str, ...], kind: str) -> tuple[str, ...]:
     """Pydantic's location without the labels of union branches, which are no keys of the file."""
     path: list[str] = []
     for number, key in enumerate(loc):
-        if isinstance(tree, Mapping) and key in tree or isinstance(tree, tuple) and isinstance(key, int):
+        if (isinstance(tree, Mapping) and key in tree) or (isinstance(tree, tuple) and isinstance(key, int)):
             tree = tree[key]  # type: ignore[index]
         elif not (isinstance(tree, Mapping) and number == len(loc) - 1 and kind == "missing"):
             continue

@@ -37,12 +37,16 @@ def place(coordinator: str | None, rank: int | None, world: int | None, environ:
     if "WORLD_SIZE" in environ and "RANK" in environ and environ["WORLD_SIZE"] != "1":
         _complete(environ, TORCH, "environment")
         address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-        return _checked({"MASTER_ADDR": address, **{k: environ[k] for k in TORCH[2:]}}, ("MASTER_ADDR", "RANK", "WORLD_SIZE"), "environment")
+        return _checked(
+            {"MASTER_ADDR": address, **{k: environ[k] for k in TORCH[2:]}}, ("MASTER_ADDR", "RANK", "WORLD_SIZE"), "environment"
+        )
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
     if all(k in environ for k in SLURM) and tasks != "1":
         port = 61440 + int(environ["SLURM_JOB_ID"]) % 4000
         address = f"{first_host(environ['SLURM_STEP_NODELIST'])}:{port}"
-        return _checked({"c": address, "SLURM_PROCID": environ["SLURM_PROCID"], "SLURM_NTASKS": tasks}, ("c", "SLURM_PROCID", "SLURM_NTASKS"), "SLURM")
+        return _checked(
+            {"c": address, "SLURM_PROCID": environ["SLURM_PROCID"], "SLURM_NTASKS": tasks}, ("c", "SLURM_PROCID", "SLURM_NTASKS"), "SLURM"
+        )
     return None
 
 
@@ -57,7 +61,9 @@ def _complete(given: Mapping[str, str], names: tuple[str, ...], source: str) -> 
     missing = [n for n in names if not given.get(n)]
     if missing:
         have = ", ".join(f"{n}={given[n]}" for n in names if given.get(n)) or "none"
-        raise ValueError(f"Several processes need {', '.join(names)} together ({source}); there is {have}. Give {' and '.join(missing)} too.")
+        raise ValueError(
+            f"Several processes need {', '.join(names)} together ({source}); there is {have}. Give {' and '.join(missing)} too."
+        )
 
 
 def _checked(given: Mapping[str, str], names: tuple[str, str, str], source: str) -> Place:
@@ -89,8 +95,7 @@ def start(where: Place | None) -> None:
         return
     import jax
 
-    if jax.config.jax_platforms == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(where.coordinator, num_processes=where.world, process_id=where.rank)
     except RuntimeError as error:
