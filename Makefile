@@ -22,7 +22,7 @@ test: .venv/test.done
 check: .venv/dev.done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/pyright
+	.venv/bin/pyright --pythonpath .venv/bin/python
 
 format: .venv/dev.done
 	.venv/bin/ruff check --fix .
