@@ -150,11 +150,13 @@ class Loader:
         return Loader(self.parts, mixture, **how), state["sample"]
 
 
-def pack(name: str, s: Stream, *, seq: int, packing: str, long: str, mark: str = "") -> Part:
-    """A source ready for a Loader.  Raises ValueError where it has less than one row of tokens, or the rule for long documents refuses one."""
+def pack(name: str, s: Stream, *, seq: int, packing: str, long: str = "error", short: bool = False, mark: str = "") -> Part:
+    """A source ready for a Loader.  short: less than one row of tokens is enough.
+
+    Raises ValueError where it has less, or the rule for long documents refuses one."""
     if not tokens_of(s):
         raise ValueError(f"Source '{name}' has no documents. Check its path and field, and how many documents were skipped as bad.")
-    if packing != "rows" and tokens_of(s) < seq + 1:
+    if not short and packing != "rows" and tokens_of(s) < seq + 1:
         raise ValueError(f"Source '{name}' has {tokens_of(s)} tokens, fewer than one row of seq + 1 = {seq + 1}. Give more text, or lower data.seq to at most {max(tokens_of(s) - 1, 1)}.")
     packed, rows = PACKINGS[packing].plan(s, seq, long)
     return Part(name, packed, rows, mark or f"{len(s.ends)} documents, {tokens_of(s)} tokens")
