@@ -25,6 +25,7 @@ from meshloom.data.store import Store, Writer, file_of, saying_where, token_dtyp
 from meshloom.data.tokenizer import Tokenizer
 
 PART = 2_000_000  # characters of text
+SMALL = 16_000_000  # bytes of source below which starting processes costs more than it saves: one then tokenizes on all cores
 VERSION = 1  # of the meaning of the options; a new one makes every store anew
 
 
@@ -157,7 +158,7 @@ def tokenize(source: Source, tokenizer: Tokenizer, data: Data, work: Work, progr
     report = Report()
     found = documents(source, data.on_bad, data.max_bytes, report)
     size = sum(f.stat().st_size for f in files_of(source))
-    workers = min(data.workers, 1 + 2 * size // PART)
+    workers = data.workers if size > SMALL else 1
     with saying_where(work.prefix):
         work.parts.mkdir(parents=True, exist_ok=True)
     with bar(source.path, size, progress) as show:

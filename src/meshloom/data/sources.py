@@ -316,8 +316,10 @@ def format_of(path: Path, source: Source) -> str | None:
 def files_of(source: Source, report: Report | None = None) -> list[Path]:
     """The files of a source, in the order in which they are read (by path).
 
-    Raises ValueError for a path that does not exist, a folder of no known file, or a dictionary of `datasets`."""
-    path = CORPUS if source.path == "corpus" else Path(source.path).expanduser()
+    `corpus` is the files that ship.  Raises ValueError for a path that does not exist, a folder of no known file, or a dictionary of `datasets`."""
+    if source.path == "corpus":
+        return sorted(CORPUS.glob("*.jsonl.zst"))
+    path = Path(source.path).expanduser()
     if path.is_file():
         if format_of(path, source) is None:
             raise ValueError(f"How should {path} be read? Its ending is not one of {', '.join(ENDINGS)} (with .gz or .zst). Set the source's format to text, jsonl or parquet.")
