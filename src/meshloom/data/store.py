@@ -140,6 +140,7 @@ class Writer:
             with self.temporary["json"].open("wb") as out:
                 out.write(json.dumps(meta, indent=1, ensure_ascii=False).encode())
                 sync(out)
+            file_of(self.prefix, "idx").unlink(missing_ok=True)  # of a store that this one replaces
             for ending in ("bin", "json", "idx"):
                 self.temporary[ending].rename(file_of(self.prefix, ending))
             folder = os.open(Path(self.prefix).parent, os.O_RDONLY)
@@ -149,7 +150,8 @@ class Writer:
         return Store(self.prefix)
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what is still buffered may not fit either; the first error is the one to tell
+            self.file.close()
         for path in self.temporary.values():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -159,7 +161,8 @@ def index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
     """The .idx of documents of these lengths, one sequence each."""
     n = len(lengths)
     offsets = np.zeros(n, np.int64)
-    np.cumsum(lengths[:-1] * dtype.itemsize, out=offsets[1:]) if n else None
+    if n:
+        np.cumsum(lengths[:-1] * dtype.itemsize, out=offsets[1:])
     head = HEADER.pack(MAGIC, 1, CODES[np.dtype(dtype)], n, n + 1)
     return head + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + np.arange(n + 1, dtype="<i8").tobytes()
 
