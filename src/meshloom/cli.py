@@ -13,6 +13,7 @@ app = App(
     name="meshloom",
     version=__version__,
     help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
+    help_format="plaintext",  # the default loads a Markdown parser
     suppress_keyboard_interrupt=False,
     help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 128 + signal when stopped.",
 )
@@ -50,7 +51,7 @@ def train(
     Parameters
     ----------
     recipe
-        A shipped recipe (see `meshloom info`), a YAML file, or the folder of an earlier run.
+        A shipped recipe (see: meshloom info), a YAML file, or the folder of an earlier run.
     set_
         Override one setting, like --set train.steps=100. May be repeated; later ones win.
     out

@@ -29,11 +29,11 @@ def prepare(
     Parameters
     ----------
     sources
-        Text, JSONL (plain, .gz, .zst) or Parquet files, folders of them, or saved `datasets` folders.
+        Text, JSONL (plain, .gz, .zst) or Parquet files, folders of them, or saved datasets folders.
     out
         Prefix of the store: OUT.bin and OUT.idx are written.
     tokenizer
-        A tokenizer.json, a Hugging Face tokenizer folder, or `shipped`.
+        A tokenizer.json, a Hugging Face tokenizer folder, or: shipped.
     field
         The JSON key or Parquet column that holds the text.
     format
@@ -92,7 +92,7 @@ def tokenizer(
     Parameters
     ----------
     sources
-        As for `prepare`.
+        As for: meshloom data prepare.
     out
         The folder to write tokenizer.json into.
     vocab
