@@ -87,7 +87,8 @@ MISTAKES = {
     "resume of nothing": (["train", "quickstart", "--resume", "--set", "name=never"], "There is no run runs/never to resume"),
     "no prompt": (["generate", "x"], "Give --prompt TEXT or --prompt-file FILE."),
     "no prompt file": (["generate", "x", "--prompt-file", "none.txt"], "none.txt: No such file or directory."),
-    "no sources": (["data", "prepare", "--out", "x"], "Name at least one file or folder."),
+    "no source": (["data", "prepare", "--out", "x"], "requires an argument"),
+    "source that is not there": (["data", "prepare", "none.jsonl", "--out", "x"], "none.jsonl"),
 }
 
 
@@ -169,3 +170,13 @@ def test_info_of_a_real_process() -> None:
 def test_a_closed_pipe_is_no_traceback() -> None:
     done = subprocess.run(f"{sys.executable} -m meshloom.cli --help | true", shell=True, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_data_commands_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.jsonl").write_text("".join(f'{{"text": "the number {i} and the next {i + 1}"}}\n' for i in range(50)))
+    assert cli.main(["data", "tokenizer", "text.jsonl", "--out", "tok", "--vocab", "300"]) == 0
+    assert cli.main(["data", "prepare", "text.jsonl", "--out", "store", "--tokenizer", "tok", "--workers", "1"]) == 0
+    assert cli.main(["data", "inspect", "store.idx", "--tokenizer", "tok"]) == 0
+    told = capsys.readouterr().out
+    assert "store.bin and store.idx are written." in told and "50 documents" in told and "the number 0 and" in told
