@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshloom import cli, cli_base
+from meshloom.core.config import Section
 
 HEAVY = ("jax", "numpy", "pydantic", "optax", "orbax", "tokenizers", "yaml", "rich.progress", "matplotlib")
 HELP = [
@@ -99,6 +100,7 @@ def test_mistakes_are_sentences_and_exit_2(
     words, sentence = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
     worker(monkeypatch, "serve.generate")
+    worker(monkeypatch, "serve.sampling", Sampling=Section)
     assert cli.main(words) == 2
     told = capsys.readouterr().err
     assert sentence in " ".join(told.replace("│", " ").split()) and "Traceback" not in told
@@ -138,10 +140,25 @@ def test_generate_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None
         seen.update(model=model, prompts=prompts, sampling=sampling, **rest)
         return ["b"] * len(prompts)
 
-    worker(monkeypatch, "serve.generate", generate_text=generate_text, Sampling=dict, show=lambda prompts, texts, json: None)
-    words = "--tokens 5 --temperature 0 --top-k 3 --top-p 0.9 --repetition-penalty 1.1 --seed 2 --layout tensor=2 --precision bf16".split()
+    class Sampling(Section):
+        temperature: float
+        top_k: int
+        top_p: float
+        repetition_penalty: float
+        tokens: int
+        min_tokens: int
+        stop: tuple[str, ...]
+        ignore_end: bool
+        seed: int
+
+    worker(monkeypatch, "serve.generate", generate_text=generate_text, show=lambda prompts, texts, json: None)
+    worker(monkeypatch, "serve.sampling", Sampling=Sampling)
+    words = "--tokens 5 --temperature 0 --top-k 3 --top-p 0.9 --repetition-penalty 1.1 --min-tokens 2 --seed 2 --layout tensor=2 --precision bf16".split()
     assert cli.main(["generate", "m", "--prompt", "-1", "--prompt", "x", "--stop", "\n", *words]) == 0
-    assert seen["sampling"] == dict(tokens=5, temperature=0.0, top_k=3, top_p=0.9, repetition_penalty=1.1, seed=2, stop=("\n",))
+    wishes = dict(
+        tokens=5, temperature=0.0, top_k=3, top_p=0.9, repetition_penalty=1.1, min_tokens=2, seed=2, stop=("\n",), ignore_end=False
+    )
+    assert seen["sampling"].model_dump() == wishes
     assert (seen["prompts"], seen["layout"], seen["precision"]) == (("-1", "x"), "tensor=2", "bf16")
 
 

@@ -134,7 +134,9 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
+    min_tokens: int = 0,
     stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, negative="")] = (),
+    ignore_end: Flag = False,
     seed: int = 0,
     step: int | None = None,
     layout: str = "auto",
@@ -162,8 +164,12 @@ def generate(
         Draw from the likeliest tokens whose probabilities reach p.
     repetition_penalty
         More than 1 makes tokens that are there already less likely.
+    min_tokens
+        No end before so many new tokens.
     stop
         End where this text appears. May be repeated.
+    ignore_end
+        Go on past the end token.
     seed
         Decides the draws.
     step
@@ -176,15 +182,18 @@ def generate(
         Print one JSON object a prompt.
     """
     cli_base.start(machine)
+    from .core.config import load
     from .serve import generate as worker
+    from .serve.sampling import Sampling
 
     prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
     if not prompts:
         raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
-    sampling = worker.Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, stop=stop, tokens=tokens, seed=seed
-    )
-    texts = worker.generate_text(model, prompts, sampling, step=step, layout=layout, precision=precision)
+    wishes = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty, "tokens": tokens,
+        "min_tokens": min_tokens, "stop": stop, "ignore_end": ignore_end, "seed": seed,
+    }  # fmt: skip
+    texts = worker.generate_text(model, prompts, load(Sampling, wishes), step=step, layout=layout, precision=precision)
     worker.show(prompts, texts, json=json)
     return OK
 
