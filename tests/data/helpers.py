@@ -25,5 +25,7 @@ def odd_documents(count, seed=0, longest=40):
 
 
 def load(tmp_path, *sets, seq=16, packing="documents", weights=None, long="error", **how):
-    parts = [pack(f"s{i}", stream(make_store(tmp_path / f"s{i}", docs)), seq=seq, packing=packing, long=long) for i, docs in enumerate(sets)]
+    parts = [
+        pack(f"s{i}", stream(make_store(tmp_path / f"s{i}", docs)), seq=seq, packing=packing, long=long) for i, docs in enumerate(sets)
+    ]
     return loader(parts, weights or [1.0] * len(parts), seq=seq, packing=packing, **how)

@@ -105,7 +105,10 @@ def test_c51_no_process_runs_out_before_the_others(tmp_path):
 
 def test_once_does_not_depend_on_the_batch_size(tmp_path):
     load_ = load(tmp_path, odd_documents(30), odd_documents(7))
-    sums = [(sum(float(b.weights.sum()) for b in load_.once(n)), sum(int((b.targets * b.weights).sum()) for b in load_.once(n))) for n in (1, 3, 8, 1000)]
+    sums = [
+        (sum(float(b.weights.sum()) for b in load_.once(n)), sum(int((b.targets * b.weights).sum()) for b in load_.once(n)))
+        for n in (1, 3, 8, 1000)
+    ]
     assert len(set(sums)) == 1 and sums[0][0] > 0
 
 
@@ -120,10 +123,14 @@ def test_c50_weights_and_epochs(tmp_path):
         numbers = np.arange(1000)
         mine = numbers[changed.mixture.draw(numbers)[0] == source]
         first = changed.read(mine).tokens[:, 0]
-        assert all(len(set(first[e : e + rows].tolist())) == rows for e in range(0, len(first) - rows, rows))  # each epoch whole, over the change too
+        assert all(
+            len(set(first[e : e + rows].tolist())) == rows for e in range(0, len(first) - rows, rows)
+        )  # each epoch whole, over the change too
 
 
-@pytest.mark.parametrize("field, how", [("seed", {"seed": 1}), ("seq", {"seq": 8}), ("packing", {"packing": "stream"}), ("shuffle", {"shuffle": False})])
+@pytest.mark.parametrize(
+    "field, how", [("seed", {"seed": 1}), ("seq", {"seq": 8}), ("packing", {"packing": "stream"}), ("shuffle", {"shuffle": False})]
+)
 def test_a_resume_that_would_repeat_samples_is_refused(tmp_path, field, how):
     state = load(tmp_path, odd_documents(50)).state(30)
     with pytest.raises(ValueError, match=f"started with data {field} = .*start a new run"):

@@ -15,7 +15,13 @@ def oracle(documents, dtype_code, letter):
     """Megatron's two files for these documents, written from the format's description and nothing of ours."""
     size = struct.calcsize(letter)
     data = b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents)
-    idx = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", dtype_code) + struct.pack("<Q", len(documents)) + struct.pack("<Q", len(documents) + 1)
+    idx = (
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<Q", 1)
+        + struct.pack("<B", dtype_code)
+        + struct.pack("<Q", len(documents))
+        + struct.pack("<Q", len(documents) + 1)
+    )
     for d in documents:
         idx += struct.pack("<i", len(d))
     at = 0
@@ -101,7 +107,10 @@ def test_no_space_is_said_and_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"Cannot write the token store .*a: there is no space left on the disk.*data\.cache") as e, Writer(tmp_path / "a", token_dtype(10)) as out:
+    with (
+        pytest.raises(OSError, match=r"Cannot write the token store .*a: there is no space left on the disk.*data\.cache") as e,
+        Writer(tmp_path / "a", token_dtype(10)) as out,
+    ):
         out.add([1])
         out.finish({})
     assert e.value.errno == errno.ENOSPC

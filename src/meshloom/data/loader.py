@@ -157,11 +157,24 @@ def pack(name: str, s: Stream, *, seq: int, packing: str, long: str = "error", s
     if not tokens_of(s):
         raise ValueError(f"Source '{name}' has no documents. Check its path and field, and how many documents were skipped as bad.")
     if not short and packing != "rows" and tokens_of(s) < seq + 1:
-        raise ValueError(f"Source '{name}' has {tokens_of(s)} tokens, fewer than one row of seq + 1 = {seq + 1}. Give more text, or lower data.seq to at most {max(tokens_of(s) - 1, 1)}.")
+        raise ValueError(
+            f"Source '{name}' has {tokens_of(s)} tokens, fewer than one row of seq + 1 = {seq + 1}. Give more text, or lower data.seq to at most {max(tokens_of(s) - 1, 1)}."
+        )
     packed, rows = PACKINGS[packing].plan(s, seq, long)
     return Part(name, packed, rows, mark or f"{len(s.ends)} documents, {tokens_of(s)} tokens")
 
 
-def loader(parts: Sequence[Part], weights: Sequence[float], *, seq: int, packing: str = "documents", seed: int = 0, shuffle: bool = True, prefetch: int = 2) -> Loader:
+def loader(
+    parts: Sequence[Part],
+    weights: Sequence[float],
+    *,
+    seq: int,
+    packing: str = "documents",
+    seed: int = 0,
+    shuffle: bool = True,
+    prefetch: int = 2,
+) -> Loader:
     """A Loader over packed sources with constant weights."""
-    return Loader(parts, constant(tuple(float(w) for w in weights)), seq=seq, packing=packing, seed=seed, shuffle=shuffle, prefetch=prefetch)
+    return Loader(
+        parts, constant(tuple(float(w) for w in weights)), seq=seq, packing=packing, seed=seed, shuffle=shuffle, prefetch=prefetch
+    )

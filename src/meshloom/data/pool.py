@@ -24,7 +24,14 @@ class Pool:
     def __enter__(self) -> Self:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TOKENIZERS_PARALLELISM": "false"}
         for _ in range(self.count):
-            process = subprocess.Popen([sys.executable, "-m", "meshloom.data.pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "meshloom.data.pool"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+                encoding="utf-8",
+            )
             self.all.append(process)
             self.idle.put(process)
             self._send(process, self.hello)
@@ -39,7 +46,9 @@ class Pool:
         finally:
             self.idle.put(process)
         if not line:
-            raise RuntimeError(f"A tokenizing process died (exit code {process.wait()}), perhaps for lack of memory. Lower data.workers; the finished parts are kept.")
+            raise RuntimeError(
+                f"A tokenizing process died (exit code {process.wait()}), perhaps for lack of memory. Lower data.workers; the finished parts are kept."
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise OSError(answer["errno"], answer["error"]) if answer["errno"] else RuntimeError(answer["error"])

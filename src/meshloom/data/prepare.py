@@ -89,7 +89,9 @@ def fingerprints(files: list[Path], cache: Path) -> list[str]:
     new = [f for f in files if names[f] not in memory]
     with ThreadPoolExecutor(4) as pool:
         memory |= {names[f]: digest for f, digest in zip(new, pool.map(digest_of, new))}
-    settled = {names[f]: memory[names[f]] for f in new if time.time() - f.stat().st_mtime > 5}  # a file just written may change within its time stamp
+    settled = {
+        names[f]: memory[names[f]] for f in new if time.time() - f.stat().st_mtime > 5
+    }  # a file just written may change within its time stamp
     if settled:
         with contextlib.suppress(OSError):  # a cache that cannot be written is reported where the store is written
             cache.mkdir(parents=True, exist_ok=True)
@@ -163,7 +165,13 @@ def tokenize(source: Source, tokenizer: Tokenizer, data: Data, work: Work, progr
         work.parts.mkdir(parents=True, exist_ok=True)
     with bar(source.path, size, progress) as show:
         number = make_parts((d.text for d in found), tokenizer, work, workers, lambda: show(report.position(), report.documents))
-    facts = {"made_with": work.made_with, "report": report.lines(), "found": report.facts(), "vocab": tokenizer.size, "tokenizer_name": tokenizer.name}
+    facts = {
+        "made_with": work.made_with,
+        "report": report.lines(),
+        "found": report.facts(),
+        "vocab": tokenizer.size,
+        "tokenizer_name": tokenizer.name,
+    }
     with Writer(work.prefix, token_dtype(tokenizer.size)) as out:
         for k in range(number):
             out.append(Store(work.part(k)))
@@ -225,7 +233,13 @@ def bar(name: str, size: int, progress: bool) -> Iterator[Callable[[int, int], N
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("Tokenizing {task.description}"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[count]:,} documents"), TimeRemainingColumn())
+    columns = (
+        TextColumn("Tokenizing {task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[count]:,} documents"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as shown:
         task = shown.add_task(name, total=size, count=0)
         yield lambda done, count: shown.update(task, completed=min(done, size), count=count)
@@ -244,7 +258,12 @@ class Inspection(NamedTuple):
     def lines(self) -> list[str]:
         """The inspection as text."""
         lengths = ", ".join(f"{name} {n:,}" for name, n in self.lengths.items())
-        return [*self.report, f"{self.documents:,} documents, {self.tokens:,} tokens ({self.dtype})", f"document lengths in tokens: {lengths}", *(f"> {s!r}" for s in self.sample)]
+        return [
+            *self.report,
+            f"{self.documents:,} documents, {self.tokens:,} tokens ({self.dtype})",
+            f"document lengths in tokens: {lengths}",
+            *(f"> {s!r}" for s in self.sample),
+        ]
 
 
 def inspect(store: Store, tokenizer: Tokenizer, samples: int = 3, show: int = 64) -> Inspection:

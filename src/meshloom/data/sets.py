@@ -39,7 +39,9 @@ def open_sets(data: Data, tokenizer: Tokenizer, seed: int, progress: bool = Fals
     return Sets(main, loader(valid, [1.0] * len(valid), shuffle=False, **how) if valid else None, tuple(report))
 
 
-def valid_parts(data: Data, tokenizer: Tokenizer, stores: Sequence[Store], masks: Sequence[np.ndarray], progress: bool, report: list[str]) -> list[Part]:
+def valid_parts(
+    data: Data, tokenizer: Tokenizer, stores: Sequence[Store], masks: Sequence[np.ndarray], progress: bool, report: list[str]
+) -> list[Part]:
     """The parts of the held-out set, none where data.valid is 0."""
     if isinstance(data.valid, tuple):
         made = [prepare(s, tokenizer, data, progress=progress) for s in data.valid]
@@ -61,7 +63,9 @@ def part(data: Data, source: Source, store: Store, keep: np.ndarray | None, shor
     """A source's documents, packed.  short: less than one row is enough (a held-out set is padded)."""
     s = stream(store, keep)
     if keep is not None and len(keep) and not len(s.ends):
-        raise ValueError(f"All {len(keep)} documents of '{source.path}' are held out (data.valid = {data.valid}), none is left to train on. Lower data.valid, or cut the text in more documents.")
+        raise ValueError(
+            f"All {len(keep)} documents of '{source.path}' are held out (data.valid = {data.valid}), none is left to train on. Lower data.valid, or cut the text in more documents."
+        )
     return pack(source.path, s, seq=data.seq, packing=data.packing, long=data.long, short=short, mark=mark(data, store, s))
 
 

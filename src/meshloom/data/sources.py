@@ -70,14 +70,24 @@ class Report:
     def lines(self) -> list[str]:
         """The report as sentences: one for what was read, one a kind of trouble."""
         out = [f"{self.documents:,} documents, {self.characters:,} characters; {sum(self.bad.values()):,} skipped as bad"]
-        out += [f"  {n:,} {kind} ({KINDS[kind]}): " + "; ".join(self.places[kind]) + (" ..." if n > SHOWN else "") for kind, n in self.bad.most_common()]
+        out += [
+            f"  {n:,} {kind} ({KINDS[kind]}): " + "; ".join(self.places[kind]) + (" ..." if n > SHOWN else "")
+            for kind, n in self.bad.most_common()
+        ]
         out += [f"  {self.blank_lines:,} blank lines"] if self.blank_lines else []
         names = ", ".join(self.other_files[:SHOWN]) + (" ..." if len(self.other_files) > SHOWN else "")
         return out + ([f"  {len(self.other_files):,} files of other kinds left out: {names}"] if names else [])
 
     def facts(self) -> dict[str, Any]:
         """The report as plain JSON."""
-        return {"documents": self.documents, "characters": self.characters, "blank_lines": self.blank_lines, "bad": dict(self.bad), "places": self.places, "other_files": self.other_files}
+        return {
+            "documents": self.documents,
+            "characters": self.characters,
+            "blank_lines": self.blank_lines,
+            "bad": dict(self.bad),
+            "places": self.places,
+            "other_files": self.other_files,
+        }
 
 
 Found = Iterator[Document | Bad]
@@ -250,8 +260,21 @@ def read_batches(batches: Any, name: str, source: Source, max_bytes: int) -> Fou
                 yield Bad("not UTF-8", name, row, f"at offset {e.start}")
 
 
-READERS: dict[str, Callable[[BinaryIO, str, Source, int, Report], Found]] = {"text": read_text, "jsonl": read_jsonl, "parquet": read_parquet, "datasets": read_arrow}
-ENDINGS = {".txt": "text", ".md": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "datasets"}
+READERS: dict[str, Callable[[BinaryIO, str, Source, int, Report], Found]] = {
+    "text": read_text,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "datasets": read_arrow,
+}
+ENDINGS = {
+    ".txt": "text",
+    ".md": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "datasets",
+}
 
 
 @contextmanager
@@ -322,7 +345,9 @@ def files_of(source: Source, report: Report | None = None) -> list[Path]:
     path = Path(source.path).expanduser()
     if path.is_file():
         if format_of(path, source) is None:
-            raise ValueError(f"How should {path} be read? Its ending is not one of {', '.join(ENDINGS)} (with .gz or .zst). Set the source's format to text, jsonl or parquet.")
+            raise ValueError(
+                f"How should {path} be read? Its ending is not one of {', '.join(ENDINGS)} (with .gz or .zst). Set the source's format to text, jsonl or parquet."
+            )
         return [path]
     if not path.is_dir():
         raise ValueError(f"There is no file or folder {path}.{near(path)}")
@@ -336,7 +361,9 @@ def files_of(source: Source, report: Report | None = None) -> list[Path]:
     if report is not None:
         report.other_files = [str(p.relative_to(path)) for p in every if p not in set(found)]
     if not found:
-        raise ValueError(f"Folder {path} holds no file that ends in {', '.join(ENDINGS)} (with .gz or .zst). It holds {len(every)} other files.")
+        raise ValueError(
+            f"Folder {path} holds no file that ends in {', '.join(ENDINGS)} (with .gz or .zst). It holds {len(every)} other files."
+        )
     return found
 
 

