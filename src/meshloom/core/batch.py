@@ -2,7 +2,7 @@
 
 import jax
 
-from .tree import pytree
+from meshloom.core.tree import pytree
 
 
 @pytree

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from jax.sharding import PartitionSpec
 
-from .spec import Spec
+from meshloom.core.spec import Spec
 
 Table = Mapping[str, tuple[str, ...]]
 TABLES = ("rest", "step", "live", "grad", "acts")

@@ -9,10 +9,10 @@ import functools
 import jax
 from jax import lax
 
-from .layout import Layout
-from .matmul import contract
-from .spec import AXES
-from .vary import vary
+from meshloom.core.layout import Layout
+from meshloom.core.matmul import contract
+from meshloom.core.spec import AXES
+from meshloom.core.vary import vary
 
 
 def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .layout import Layout
-from .spec import Spec, is_spec
-from .tree import Tree
+from meshloom.core.layout import Layout
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree
 
 
 def make_mesh(layout: Layout, devices: list | None = None) -> Mesh:

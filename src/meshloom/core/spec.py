@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .tree import Tree, map_named, named_leaves
+from meshloom.core.tree import Tree, map_named, named_leaves
 
 AXES = {
     "b": "batch",

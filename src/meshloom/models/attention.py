@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..core.layout import Layout
-from ..core.leaf import dot
-from ..core.spec import ONES
-from ..core.tree import pytree
-from ..ops import rope
-from ..ops.attention import attention
-from ..ops.norm import rms_norm
-from .base import Ctx, Kind, ModelConfig
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import dot
+from meshloom.core.spec import ONES
+from meshloom.core.tree import pytree
+from meshloom.ops import rope
+from meshloom.ops.attention import attention
+from meshloom.ops.norm import rms_norm
+from meshloom.models.base import Ctx, Kind, ModelConfig
 
 
 @pytree

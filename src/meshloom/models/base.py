@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 from pydantic import Field, model_validator
 
-from ..core.config import Section
-from ..core.layout import Layout
-from ..core.spec import ZEROS, Init, Spec, spec
-from ..core.tree import Tree, pytree
+from meshloom.core.config import Section
+from meshloom.core.layout import Layout
+from meshloom.core.spec import ZEROS, Init, Spec, spec
+from meshloom.core.tree import Tree, pytree
 
 
 class ModelConfig(Section):

@@ -6,16 +6,16 @@ from typing import Any, Literal
 import jax
 from pydantic import Field
 
-from ..core.layout import Layout
-from ..core.leaf import put
-from ..core.spec import ONES, stack
-from ..core.tree import pytree
-from ..ops import rope
-from ..ops.norm import rms_norm
-from . import llama_hf
-from .attention import Attention, attend
-from .base import Ctx, Kind, Model, ModelConfig
-from .parts import GatedMlp, drop, gated_mlp, lookup
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import put
+from meshloom.core.spec import ONES, stack
+from meshloom.core.tree import pytree
+from meshloom.ops import rope
+from meshloom.ops.norm import rms_norm
+from meshloom.models import llama_hf
+from meshloom.models.attention import Attention, attend
+from meshloom.models.base import Ctx, Kind, Model, ModelConfig
+from meshloom.models.parts import GatedMlp, drop, gated_mlp, lookup
 
 
 class Config(ModelConfig):

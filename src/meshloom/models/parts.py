@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..core.layout import Layout
-from ..core.leaf import add_up, dot, put
-from ..core.tree import pytree
-from ..ops.act import ACTIVATIONS, swiglu
-from ..ops.dropout import dropout
-from .base import Ctx, ModelConfig
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import add_up, dot, put
+from meshloom.core.tree import pytree
+from meshloom.ops.act import ACTIVATIONS, swiglu
+from meshloom.ops.dropout import dropout
+from meshloom.models.base import Ctx, ModelConfig
 
 
 @pytree
