@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from ..core.layout import Layout
-from ..core.leaf import put
-from ..core.spec import Init, stack
-from ..core.tree import pytree
-from .attention import Attention, attend
-from .base import Ctx, Kind, Model, ModelConfig, Row
-from .hf import activation, only, take
-from .parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import put
+from meshloom.core.spec import Init, stack
+from meshloom.core.tree import pytree
+from meshloom.models.attention import Attention, attend
+from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row
+from meshloom.models.hf import activation, only, take
+from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
 
 
 class Config(ModelConfig):
@@ -50,9 +50,9 @@ class Block:
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + mlp(norm(.)).  x: (batch seq embed) -> same."""
     y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, w.attn_norm, x)), ctx)
-    x = x + drop(c, lay, y, ctx, 0)
+    x = x + drop(c, lay, y, ctx, "attention/out")
     y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, w.mlp_norm, x)))
-    return x + drop(c, lay, y, ctx, 1), dataclasses.replace(ctx, cache=cache)
+    return x + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
 @pytree
@@ -77,7 +77,7 @@ def embed(c: Config, lay: Layout, w: Gpt2, tokens: jax.Array, ctx: Ctx) -> jax.A
     if tokens.shape[1] > c.max_seq:
         raise ValueError(f"A sequence of {tokens.shape[1]} tokens is longer than the {c.max_seq} positions that this GPT-2 has learned (max_seq).")
     x = lookup(lay, w.embed, tokens) + jnp.take(w.positions, put(lay, "bT->bt", ctx.positions), axis=0, mode="clip")
-    return drop(c, lay, x, dataclasses.replace(ctx, layer=c.layers), 0)
+    return drop(c, lay, x, dataclasses.replace(ctx, layer=c.layers), "embed")
 
 
 def final(c: Config, lay: Layout, w: Gpt2, x: jax.Array) -> jax.Array:

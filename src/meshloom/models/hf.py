@@ -6,8 +6,8 @@ The old schema (transformers 4) has `rope_theta` and `rope_scaling`; the new one
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ops.act import ACTIVATIONS
-from ..ops.rope import Rope
+from meshloom.ops.act import ACTIVATIONS
+from meshloom.ops.rope import Rope
 
 ROPE_KEYS = {
     "default": (),

@@ -6,8 +6,8 @@ Source of the defaults and meanings: the configuration classes of `transformers`
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .base import Row
-from .hf import only, read_rope, take, write_rope
+from meshloom.models.base import Row
+from meshloom.models.hf import only, read_rope, take, write_rope
 
 NAMES = {
     "layers": "num_hidden_layers",
@@ -63,6 +63,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
+IMPLIED: dict[str, dict[str, Any]] = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+"""What a variant is, where the configuration does not say it."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -106,27 +108,35 @@ def rows(c: Any) -> tuple[Row, ...]:
 
 def read(config: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
     """The function config.json -> configuration (made by `config`)."""
+    return lambda given: config(**fields(given))
 
-    def from_hf(given: Mapping[str, Any]) -> Any:
-        """config.json in either schema -> configuration. Raises ValueError for what is not implemented."""
-        variant = given["model_type"]
-        defaults = DEFAULTS[variant]
-        only(given, {"hidden_act": ("silu", "swish")})
-        fields = take(given, NAMES, defaults)
-        stated = {**defaults, **given}
-        window, windowed = WINDOWS[variant](stated, fields["layers"])
-        return config(
-            **{ours: value for ours, value in fields.items() if value is not None},
-            variant=variant,
-            **BIASES[variant](stated),
-            qk_norm=variant == "qwen3",
-            window=window,
-            windowed_layers=windowed,
-            rotary_layers=_no_rope(stated, fields["layers"]) if variant == "smollm3" else (),
-            rope=read_rope(given, defaults.get("rope_theta", 10000.0), fields["max_seq"]),
-        )
 
-    return from_hf
+def fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration's fields from config.json in either schema. Raises ValueError for what is not implemented."""
+    variant = given["model_type"]
+    defaults = DEFAULTS[variant]
+    only(given, {"hidden_act": ("silu", "swish")})
+    found = {ours: value for ours, value in take(given, NAMES, defaults).items() if value is not None}
+    stated = {**defaults, **given}
+    window, windowed = WINDOWS[variant](stated, found["layers"])
+    return {
+        **found,
+        "variant": variant,
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        **BIASES[variant](stated),
+        "qk_norm": variant == "qwen3",
+        "window": window,
+        "windowed_layers": windowed,
+        "rotary_layers": _no_rope(stated, found["layers"]) if variant == "smollm3" else (),
+        "rope": read_rope(given, defaults.get("rope_theta", 10000.0), found["max_seq"]),
+    }
+
+
+def unsaid(c: Any) -> list[str]:
+    """Fields of a configuration that its variant's config.json cannot say: what is not there when it is written and read back."""
+    return [f"{name} = {getattr(c, name)!r}" for name, value in fields(write(c, False)).items() if getattr(c, name) != value]
 
 
 def _stated_biases(given: Mapping[str, Any]) -> dict[str, bool]:

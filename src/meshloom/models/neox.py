@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-from pydantic import Field
 
-from ..core.layout import Layout
-from ..core.leaf import put
-from ..core.spec import stack
-from ..core.tree import pytree
-from ..ops import rope
-from .attention import Attention, attend
-from .base import Ctx, Kind, Model, ModelConfig, Row
-from .hf import activation, read_rope, take, write_rope
-from .parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import put
+from meshloom.core.spec import stack
+from meshloom.core.tree import pytree
+from meshloom.ops.rope import Rope, tables
+from meshloom.models.attention import Attention, attend
+from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row
+from meshloom.models.hf import activation, read_rope, take, write_rope
+from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
 
 
 class Config(ModelConfig):
@@ -31,7 +30,7 @@ class Config(ModelConfig):
     """Whether attention and MLP read the same input and are added together."""
     attention_bias: bool = True
     """Biases on the attention's projections."""
-    rope: rope.Rope = Field(default_factory=lambda: rope.Rope(partial=0.25))
+    rope: Rope = Rope(partial=0.25)
     """Rotary positions; `partial` is the fraction of each head that is turned."""
 
 
@@ -54,9 +53,9 @@ class Block:
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)) + mlp(norm(x)); the MLP reads what attention added where it is not parallel.  x: (batch seq embed) -> same."""
     y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, w.attn_norm, x)), ctx)
-    attended = x + drop(c, lay, y, ctx, 0)
+    attended = x + drop(c, lay, y, ctx, "attention/out")
     y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, w.mlp_norm, x if c.parallel else attended)))
-    return attended + drop(c, lay, y, ctx, 1), dataclasses.replace(ctx, cache=cache)
+    return attended + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
 @pytree
@@ -77,12 +76,12 @@ def specs(c: Config) -> Neox:
 
 def embed(c: Config, lay: Layout, w: Neox, tokens: jax.Array, ctx: Ctx) -> jax.Array:
     """tokens: (batch whole_seq) -> (batch seq embed)."""
-    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), 0)
+    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), "embed")
 
 
 def rotary(c: Config, positions: jax.Array) -> Any:
     """cos and sin of every position."""
-    return rope.tables(c.rope, c.head, positions)
+    return tables(c.rope, c.head, positions)
 
 
 def final(c: Config, lay: Layout, w: Neox, x: jax.Array) -> jax.Array:

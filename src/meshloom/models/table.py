@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from . import gpt2, llama, llama_hf, neox
-from .base import Model
+from meshloom.models import gpt2, llama, llama_hf, neox
+from meshloom.models.base import Model
 
 MODELS = {m.name: m for m in (gpt2.MODEL, neox.MODEL, llama.MODEL)}
 """Our name of each family -> the family."""
