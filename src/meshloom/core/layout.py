@@ -28,6 +28,8 @@ class Layout:
     live: Table = field(default_factory=dict)
     grad: Table = field(default_factory=dict)
     acts: Table = field(default_factory=dict)
+    platform: str = "cpu"
+    """What the devices are: "cpu", "gpu" or "tpu". Chooses kernels, never results."""
 
     def __or__(self, other: "Layout") -> "Layout":
         """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused."""
@@ -35,7 +37,7 @@ class Layout:
         for name, size in other.sizes.items():
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
-        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES))
+        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform)
 
     @property
     def devices(self) -> int:
@@ -90,7 +92,7 @@ class Layout:
 
     def without(self, *names: str) -> "Layout":
         """The same layout with some axis names not split in any table (sizes stay)."""
-        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES))
+        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform)
 
 
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
@@ -99,4 +101,4 @@ def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
 
 
 ONE_DEVICE = Layout()
-assert TABLES == tuple(f.name for f in fields(Layout))[1:]
+assert TABLES == tuple(f.name for f in fields(Layout))[1:-1]

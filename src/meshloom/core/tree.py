@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
@@ -10,10 +10,11 @@ T = TypeVar("T")
 Tree = Any
 
 
+@dataclass_transform(frozen_default=True)
 def pytree(cls: type[T]) -> type[T]:
     """Class decorator: a frozen dataclass whose fields are the children of a JAX pytree. A field may be None (absent)."""
     cls = dataclasses.dataclass(frozen=True)(cls)
-    jax.tree_util.register_dataclass(cls, data_fields=[f.name for f in dataclasses.fields(cls)], meta_fields=[])
+    jax.tree_util.register_dataclass(cls, data_fields=[f.name for f in dataclasses.fields(cls)], meta_fields=[])  # type: ignore[arg-type]
     return cls
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from pydantic import Field, model_validator
 
+from meshloom.core.batch import Batch
 from meshloom.core.config import Section
 from meshloom.core.layout import Layout
 from meshloom.core.spec import ZEROS, Init, Spec, spec
@@ -101,11 +102,29 @@ class Kind(NamedTuple):
 
 
 @pytree
+class KV:
+    """One layer's cache (or, with a leading `layer` axis, all of them). k, v: [batch, length, kv_heads, head]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+@pytree
+class Slots:
+    """What every layer's cache shares. start: where this call's keys are written. segments, positions: [batch, length], these keys included;
+    segment 0 is empty."""
+
+    start: jax.Array
+    segments: jax.Array
+    positions: jax.Array
+
+
+@pytree
 class Ctx:
     """What a block is told beside its input. All local shards.
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
-    training. layer: this layer's number, int32. cache: this layer's part of the cache (serve), or None.
+    training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
     """
 
     segments: jax.Array
@@ -114,7 +133,13 @@ class Ctx:
     samples: jax.Array
     key: jax.Array | None
     layer: jax.Array | int
-    cache: Any
+    cache: KV | None
+    slots: Slots | None
+
+
+def context(batch: Batch, key: jax.Array | None) -> Ctx:
+    """The context of a training or evaluation batch [batch, seq]."""
+    return Ctx(batch.segments, batch.positions, None, batch.samples, key, 0, None, None)
 
 
 class Row(NamedTuple):

@@ -10,7 +10,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
 from meshloom.core.spec import ONES, stack
 from meshloom.core.tree import pytree
-from meshloom.ops import rope
+from meshloom.ops.rope import Rope, tables
 from meshloom.ops.norm import rms_norm
 from meshloom.models import llama_hf
 from meshloom.models.attention import Attention, attend
@@ -39,7 +39,7 @@ class Config(ModelConfig):
     """Which layers have the window; empty: all."""
     rotary_layers: tuple[bool, ...] = ()
     """Which layers have rotary positions; empty: all."""
-    rope: rope.Rope = rope.Rope()
+    rope: Rope = Rope()
     """Rotary positions and their scaling."""
 
     @model_validator(mode="before")
@@ -84,9 +84,9 @@ class Block:
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + mlp(norm(.)).  x: (batch seq embed) -> same.  Source: Touvron et al. 2023, arXiv 2302.13971."""
     y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps)), ctx)
-    x = x + drop(c, lay, y, ctx, 0)
+    x = x + drop(c, lay, y, ctx, "attention/out")
     y = gated_mlp(lay, w.mlp, put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps)))
-    return x + drop(c, lay, y, ctx, 1), dataclasses.replace(ctx, cache=cache)
+    return x + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
 @pytree
@@ -107,7 +107,7 @@ def specs(c: Config) -> Llama:
 
 def embed(c: Config, lay: Layout, w: Llama, tokens: jax.Array, ctx: Ctx) -> jax.Array:
     """tokens: (batch whole_seq) -> (batch seq embed)."""
-    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), 0)
+    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), "embed")
 
 
 def kinds(c: Config) -> tuple[Kind, ...]:
@@ -118,7 +118,7 @@ def kinds(c: Config) -> tuple[Kind, ...]:
 
 def rotary(c: Config, positions: jax.Array) -> Any:
     """cos and sin of every position."""
-    return rope.tables(c.rope, positions, c.head, c.max_seq)
+    return tables(c.rope, c.head, positions)
 
 
 def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:

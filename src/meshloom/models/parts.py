@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import add_up, dot, put
+from meshloom.core.leaf import add_up, dot, put, split_seq
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.ops.act import ACTIVATIONS, swiglu
-from meshloom.ops.dropout import dropout
+from meshloom.ops.dropout import Cells, at, dropout
 from meshloom.ops.norm import layer_norm
 from meshloom.models.base import Ctx, ModelConfig
 
@@ -100,10 +100,10 @@ def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:
     return add_up(lay, x, "t", "btd", axes)
 
 
-def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: int) -> jax.Array:
-    """Dropout of the residual stream.  x: (batch seq embed).  place: which of the layer's dropouts this is."""
+def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: str) -> jax.Array:
+    """Dropout of the residual stream in training.  x: (batch seq embed).  place: names the mask; each layer has its own."""
     if ctx.key is None or not c.dropout:
         return x
-    key = jax.random.fold_in(jax.random.fold_in(ctx.key, ctx.layer), place)
-    where = put(lay, "bT->bt", jnp.broadcast_to(jnp.arange(ctx.segments.shape[1]), ctx.segments.shape))
-    return dropout(x, key, c.dropout, ctx.samples, where)
+    first = lax.axis_index(split_seq(lay)) * x.shape[1] if split_seq(lay) else 0
+    cells = Cells(ctx.samples, first + jnp.arange(x.shape[1]), jnp.arange(x.shape[2]))
+    return dropout(x, at(jax.random.fold_in(ctx.key, ctx.layer), place), c.dropout, cells)

@@ -55,7 +55,10 @@ def stacks(kinds: tuple[Kind, ...], longest: int = 8) -> list[Stack]:
 
 
 class Layers(NamedTuple):
-    """A stack's weights as the loop takes them. w: as differentiated. whole: gathered copies, None leaves where there are none. cache: or None."""
+    """What the loop takes per layer: trees with a leading `layer` axis, or (unroll) lists of one tree a layer.
+
+    w: weights as differentiated. whole: gathered copies, None leaves where there are none. cache: keys and values, or None.
+    """
 
     w: Tree
     whole: Tree
@@ -71,6 +74,8 @@ def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ct
     for part in stacks(model.kinds(c)):
         x, cache = RUNNERS[how.runner](layer, part, _cut(layers, part), x, ctx)
         caches.append(cache)
+    if isinstance(layers.cache, list):
+        return x, [cache for part in caches for cache in part]
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)
 
 
@@ -92,7 +97,13 @@ def _layer(model: Model, c: Any, lay: Layout, specs: Tree, remat: bool, policy: 
 def _cut(layers: Layers, part: Stack) -> Layers:
     """The weights of one stack."""
     end = part.start + part.repeat * len(part.unit)
-    return jax.tree.map(lambda a: a if (part.start, end) == (0, len(a)) else a[part.start : end], layers)
+
+    def cut(tree: Tree) -> Tree:
+        if isinstance(tree, list):
+            return tree[part.start : end]
+        return jax.tree.map(lambda a: a if (part.start, end) == (0, len(a)) else a[part.start : end], tree)
+
+    return Layers(*map(cut, layers))
 
 
 def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
@@ -115,22 +126,26 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
 
 def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
     """A Python loop: the compiler sees every layer.  Faster on CPUs; compiles longer in deep models."""
-    caches = []
     count = part.repeat * len(part.unit)
-    each = jax.tree.map(lambda a: unstack(a, count), layers)
+    w, whole, cache = (as_list(tree, count) for tree in layers)
+    caches = []
     for i in range(count):
-        mine = jax.tree.map(lambda a, i=i: a[i], each, is_leaf=lambda a: type(a) is list)
-        x, cache = layer(part.unit[i % len(part.unit)], mine, x, dataclasses.replace(ctx, layer=part.start + i))
-        caches.append(cache)
-    return x, jax.tree.map(lambda *a: jnp.stack(a), *caches)
+        kind = part.unit[i % len(part.unit)]
+        x, new = layer(kind, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
+        caches.append(new)
+    return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches)
 
 
 RUNNERS = {"scan": _scan, "unroll": _unroll}
 
 
-def unstack(a: jax.Array, count: int) -> list[jax.Array]:
-    """The layers of a stack as a list whose transpose is one `stack`."""
-    return list(_unstack(count, a))
+def as_list(tree: Tree, count: int) -> list[Tree]:
+    """A stacked tree as a list of one tree a layer, whose transpose is one `stack` a leaf; a list is returned as it is."""
+    if isinstance(tree, list):
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    columns = [_unstack(count, leaf) for leaf in leaves]
+    return [structure.unflatten([column[i] for column in columns]) for i in range(count)]
 
 
 def _split(count: int, a: jax.Array) -> tuple[jax.Array, ...]:
