@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from helpers import make_store, numbered, odd_documents
 
+from data.helpers import make_store, numbered, odd_documents
 from meshloom.data.packing import PACKINGS, read, stream, target_weights, tokens_of
 
 

@@ -66,7 +66,7 @@ def test_reads_documents_of_several_sequences(tmp_path):
     (tmp_path / "m.bin").write_bytes(data)
     (tmp_path / "m.idx").write_bytes(idx)
     store = Store(tmp_path / "m")
-    assert [store.document(i).tolist() for i in range(len(store))] == [sum(DOCUMENTS[:3], []), DOCUMENTS[3]]
+    assert [store.document(i).tolist() for i in range(len(store))] == [[*DOCUMENTS[0], *DOCUMENTS[1], *DOCUMENTS[2]], DOCUMENTS[3]]
 
 
 def test_empty_store(tmp_path):

@@ -107,7 +107,8 @@ class Mixture:
         """The same draws before sample `number`, these weights from it on. No sample is drawn again before its source is used up."""
         if len(weights) != len(self.phases[0].weights):
             raise ValueError(
-                f"The mixture had {len(self.phases[0].weights)} sources and now has {len(weights)}. Weights may change at a resume, the list of sources may not."
+                f"The mixture had {len(self.phases[0].weights)} sources and now has {len(weights)}. "
+                "Weights may change at a resume, the list of sources may not."
             )
         if weights == self.phases[-1].weights:
             return self
