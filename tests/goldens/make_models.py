@@ -38,7 +38,6 @@ CASES = {
     "llama_yarn": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, beta_fast=8.0, beta_slow=0.5))),
     "llama_yarn_mscale": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7, truncate=False))),
     "llama_yarn_factor": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, attention_factor=1.3))),
-    "llama_partial": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("default", partial_rotary_factor=0.5))),
     "mistral": ("mistral", dict(GROUPED, sliding_window=9)),
     "mistral_no_window": ("mistral", dict(GROUPED, sliding_window=None, tie_word_embeddings=True)),
     "qwen2": ("qwen2", dict(GROUPED, tie_word_embeddings=True)),

@@ -119,6 +119,9 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {ours: value for ours, value in take(given, NAMES, defaults).items() if value is not None}
     stated = {**defaults, **given}
     window, windowed = WINDOWS[variant](stated, found["layers"])
+    rope = read_rope(given, defaults.get("rope_theta", 10000.0), found["max_seq"])
+    if rope.partial != 1:
+        raise ValueError(f"Partial rotary positions ({rope.partial}) do not exist in the Llama line: `transformers` turns whole heads. Remove the key.")
     return {
         **found,
         "variant": variant,
@@ -130,7 +133,7 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
         "window": window,
         "windowed_layers": windowed,
         "rotary_layers": _no_rope(stated, found["layers"]) if variant == "smollm3" else (),
-        "rope": read_rope(given, defaults.get("rope_theta", 10000.0), found["max_seq"]),
+        "rope": rope,
     }
 
 
