@@ -27,7 +27,7 @@ def texts_of(loader):
 
 def test_no_document_is_in_both_sets_and_none_is_lost(tmp_path):
     train, valid, _ = open_sets(data(tmp_path, valid=0.1), load(), 0)
-    found = [(texts_of(s) + "<|endoftext|>").removesuffix("<|endoftext|>").split("<|endoftext|>") for s in (train, valid)]
+    found = [texts_of(s).removesuffix("<|endoftext|>").split("<|endoftext|>") for s in (train, valid)]
     assert sorted(found[0] + found[1]) == sorted(TEXTS)
     assert 8 <= len(found[1]) <= 35
 
