@@ -78,7 +78,7 @@ def test_missing_and_empty_sources_are_refused(tmp_path):
 def test_mixture_and_description(tmp_path):
     b = write(tmp_path / "b.jsonl", [t.upper() for t in TEXTS])
     a = write(tmp_path / "a.jsonl")
-    train, valid, _ = open_sets(data(tmp_path, train=[Source(path=a, weight=1), Source(path=b, weight=3)]), load(), 0)
+    train, valid, _ = open_sets(data(tmp_path, train=(Source(path=a, weight=1), Source(path=b, weight=3))), load(), 0)
     lines = describe(train, valid, 1000)
     assert "0.25 of the samples, 250 rows" in lines[2] and "0.75 of the samples, 750 rows" in lines[3] and " epochs" in lines[3]
     assert np.bincount(train.mixture.draw(np.arange(1000))[0]).tolist() == [250, 750]

@@ -1,10 +1,13 @@
 import gzip
 import json
+import struct
+import zlib
 
 import pytest
 import zstandard
 
 from meshloom.data.config import Source
+from meshloom.data.corpus.make import ACT, SCENE, character_vectors, cut
 from meshloom.data.report import Report
 from meshloom.data.sources import documents, files_of
 
@@ -14,7 +17,7 @@ JSONL = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS).encode()
 
 
 def texts(path, on_bad="stop", report=None, max_bytes=10**6, **source):
-    return [d.text for d in documents([Source(path=str(path), **source)], on_bad, max_bytes, report or Report())]
+    return [d.text for d in documents(Source(path=str(path), **source), on_bad, max_bytes, report or Report())]
 
 
 def write_parquet(path):
@@ -73,13 +76,6 @@ def test_a_folder_is_read_by_name_and_says_what_it_leaves_out(tmp_path):
     assert texts(tmp_path, report=report) == [*TEXTS, "text"]
     assert report.other_files == ["README.md", "picture.png"]
     assert "2 files of other kinds left out: README.md, picture.png" in "\n".join(report.lines())
-
-
-def test_several_sources_one_after_another(tmp_path):
-    for name in ("x", "y"):
-        (tmp_path / f"{name}.txt").write_text(name)
-    found = documents([Source(path=str(tmp_path / f"{n}.txt")) for n in ("y", "x")], "stop", 100, Report())
-    assert [d.text for d in found] == ["y", "x"]
 
 
 def test_stop_says_file_line_kind_and_what_to_do(tmp_path):
@@ -163,3 +159,51 @@ def test_the_shipped_corpus():
     assert (len(found), report.other_files) == (1230, []) and sum(map(len, found)) == report.characters == 9_098_490
     assert [p.name for p in files_of(Source(path="corpus"))] == ["austen.jsonl.zst", "shakespeare.jsonl.zst"]
     assert not any("gutenberg" in t.lower() for t in found)
+
+
+PLAY = """HAMLET
+
+by William Shakespeare
+
+PERSONS REPRESENTED: a long enough list of persons to be kept as a document.
+
+ACT I.
+
+Scene I. Elsinore. A platform.
+
+Who's there? Nay, answer me: stand, and unfold yourself. Long live the king!
+
+ACT II.
+
+SCENE 2. A room.
+
+My lord, I have some sport in hand wherein your cunning can assist me much.
+
+EPILOGUE.
+
+If we shadows have offended, think but this, and all is mended, that you.
+"""
+
+
+def test_a_play_is_cut_by_scene_under_its_act():
+    found = list(cut(PLAY.splitlines(), SCENE, "Hamlet", ACT))
+    titles = [t for t, _ in found]
+    assert titles == [
+        "Hamlet",
+        "Hamlet, ACT I, Scene I. Elsinore. A platform",
+        "Hamlet, ACT II, SCENE 2. A room",
+        "Hamlet, ACT II, EPILOGUE",
+    ]
+    assert all(text.startswith(f"{title}\n\n") and text.endswith("\n") for title, text in found)
+    assert "Nay, answer me" in found[1][1] and "sport in hand" not in found[1][1]
+
+
+def test_r_data_is_read(tmp_path):
+    def vector(strings):
+        head = b"X\n" + struct.pack(">iii", 3, 0x40201, 0x30500) + struct.pack(">i", 5) + b"UTF-8"
+        body = struct.pack(">ii", 16, len(strings)) + b"".join(struct.pack(">ii", 0x40009, len(s)) + s for s in strings)
+        return struct.pack(">I", len(head + body)) + zlib.compress(head + body)
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "Rdata.rdb").write_bytes(vector([b"EMMA", b"", "é".encode()]) + vector([b"two"]))
+    assert list(character_vectors(tmp_path)) == [["EMMA", "", "é"], ["two"]]

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from meshloom.data import tokenizer as tokenizers_file
 from meshloom.data.config import Tokenizer as Section
 from meshloom.data.tokenizer import check_vocabulary, load, train
 
@@ -44,6 +43,8 @@ def test_the_shipped_one():
     assert (tok.size, tok.bos, tok.eos, tok.end, tok.pad) == (4096, None, (0,), 0, 1)
     assert tok.decode(tok.encode(SAMPLE)) == SAMPLE
     assert tok.encode_documents(["To be"]) == [[*tok.encode("To be"), 0]]
+    text = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife."
+    assert len(tok.encode(text)) < len(text) / 3.5
 
 
 def test_reads_a_hugging_face_folder(folder):
@@ -110,8 +111,10 @@ def test_a_bare_file_is_saved_with_what_hugging_face_needs(folder, tmp_path):
     assert load(str(tmp_path)).eos == bare.eos
 
 
+@pytest.mark.parity
 def test_transformers_reads_what_we_save(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     ours = load()
     ours.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -133,17 +136,6 @@ def test_training(tmp_path):
     assert all(len(tok.encode(d)) == 3 for d in ("123", "450"))  # digits one by one
     assert train(iter(texts), 270, tmp_path / "u").hash == tok.hash
     assert load(str(tmp_path / "t")).hash == tok.hash
-
-
-def test_shipped_tokenizer_is_the_one_its_command_makes(tmp_path):
-    from meshloom.data.config import Source
-    from meshloom.data.corpus.make import VOCAB
-    from meshloom.data.report import Report
-    from meshloom.data.sources import documents
-
-    texts = (d.text for d in documents([Source(path="corpus")], "stop", 1 << 26, Report()))
-    train(texts, VOCAB, tmp_path)
-    assert (tmp_path / "tokenizer.json").read_bytes() == (tokenizers_file.SHIPPED / "tokenizer.json").read_bytes()
 
 
 def test_refusals(tmp_path, folder):
@@ -170,7 +162,7 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
 
 
 def test_importing_data_brings_no_jax():
-    code = "import meshloom.data.sets, meshloom.data.inspect, meshloom.data.pool; "
+    code = "import meshloom.data.sets, meshloom.data.pool; "
     code += "print([m for m in ('jax', 'tokenizers', 'pyarrow', 'datasets') if m in sys.modules])"
     out = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"], capture_output=True, text=True, check=True
