@@ -99,6 +99,7 @@ def test_mistakes_are_sentences_and_exit_2(
 ) -> None:
     words, sentence = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
+    worker(monkeypatch, "recipes.launch")
     worker(monkeypatch, "serve.generate")
     worker(monkeypatch, "serve.sampling", Sampling=Section)
     assert cli.main(words) == 2
@@ -106,13 +107,14 @@ def test_mistakes_are_sentences_and_exit_2(
     assert sentence in " ".join(told.replace("│", " ").split()) and "Traceback" not in told
 
 
-def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(monkeypatch, "recipes.launch")
     assert cli.main(["train", "quikstart", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_bug_says_so_and_exits_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    worker(monkeypatch, "train.plan", show=lambda config: [].index(1))  # a ValueError that is none of our sentences
+    worker(monkeypatch, "recipes.launch", choose=lambda config: [].index(1))  # a ValueError that is none of our sentences
     assert cli.main(["train", "quickstart", "--dry-run"]) == 70
     assert "Run again with --debug" in capsys.readouterr().err
 
@@ -126,7 +128,7 @@ def test_train_hands_over_configuration_folder_and_signal(monkeypatch: pytest.Mo
         return types.SimpleNamespace(signal=15 if len(calls) == 3 else None)
 
     monkeypatch.chdir(tmp_path)
-    worker(monkeypatch, "train.loop", train=train)
+    worker(monkeypatch, "recipes.launch", train=train)
     assert cli.main(["train", "quickstart", "--set", "train.steps=3", "--set", "train.steps=4"]) == 0
     assert cli.main(["train", "quickstart"]) == 0
     assert cli.main(["train", "quickstart", "--out", "mine/run"]) == 128 + 15
@@ -171,10 +173,10 @@ def test_a_disagreement_exits_1(monkeypatch: pytest.MonkeyPatch, equal: bool, co
 
 
 def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def show(config):
+    def choose(config):
         raise KeyboardInterrupt
 
-    worker(monkeypatch, "train.plan", show=show)
+    worker(monkeypatch, "recipes.launch", choose=choose)
     assert cli.main(["train", "quickstart", "--dry-run"]) == 130
 
 

@@ -62,23 +62,19 @@ def train(
         Print the plan (shapes, layout, bytes per device, FLOPs per step) and allocate nothing.
     """
     world = cli_base.start(machine)
-    from .recipes import folder
+    from .recipes import folder, launch
     from .recipes.load import load_recipe
 
     config = load_recipe(recipe, set_)
     if dry_run:
-        from .train import plan
-
-        plan.show(config)
+        print("\n".join(launch.describe_plan(config, launch.choose(config))))
         return OK
     if out is None and world > 1:
         raise ValueError(f"{world} processes must agree on the run's folder. Name it with --out.")
     if out is None and resume and (Path(recipe) / "run.yaml").is_file():
         out = Path(recipe)
     place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
-    from .train import loop
-
-    outcome = loop.train(config, place, resume=resume)
+    outcome = launch.train(config, place, resume=resume)
     return OK if outcome.signal is None else 128 + outcome.signal
 
 
