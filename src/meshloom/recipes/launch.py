@@ -61,7 +61,9 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
     how = How(_runner(config, c, devices[0].platform), config.train.remat)
-    return Chosen(model, c, source, spell(parse(spelling)), Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision]), tuple(said))
+    packed = config.data.packing == "documents"
+    plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
+    return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
 def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
@@ -144,7 +146,7 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         if lock and lock.said:
             say(lock.said)
         ready = _in_turn(lambda: prepare(config, chosen.config.vocab))
-        for line in (*describe_plan(config, chosen), *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
+        for line in (*chosen.said, *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
             say(line)
         if first:
             write_text(folder / RESOLVED, dump(config))
@@ -175,7 +177,7 @@ def _said(source: Source | None) -> dict[str, Any]:
 
 def _run(config: RunConfig, folder: Path, chosen: Chosen, ready: Prepared) -> Run:
     """The resolved run."""
-    write = writer(chosen, ready.tokenizer, config.sample, config.seed) if config.sample.prompts else None
+    write = None
     return Run(
         folder=folder,
         seed=config.seed,

@@ -41,16 +41,16 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     if lay.devices == 1:
         return local
-    rest, rows = partitions(lay, "rest", specs), batch_partition(lay)
+    rest, rows = partitions(lay, "rest", specs), batch_partition(plan)
     return jax.shard_map(
         local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
     )
 
 
-def batch_partition(lay: Layout) -> Batch:
-    """The PartitionSpecs of a step's batch [micro, batch, seq]."""
-    rows = PartitionSpec(None, lay.batch or None)
-    return Batch(rows, rows, rows, rows, rows, rows)
+def batch_partition(plan: Plan) -> Batch:
+    """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
+    rows = PartitionSpec(None, plan.layout.batch or None)
+    return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

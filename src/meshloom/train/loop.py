@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from meshloom.train.scale import check_skips
 from meshloom.train.schedule import make_schedule
 from meshloom.train.score import make_score, score
 from meshloom.train.step import State, Step, make_step
-from meshloom.weights.checkpoint import Checkpoints, Stop
+from meshloom.train.stop import Stop
+from meshloom.weights.checkpoint import Checkpoints, check_same
 
 
 class Run(NamedTuple):
@@ -69,7 +71,8 @@ def train(run: Run, resume: bool = False) -> Outcome:
     does not fit. The step's checkpoint is saved before the step's evaluation, so that a failing evaluation loses nothing.
     """
     step = _make_step(run)
-    with Stop(run.checkpoint.grace) as stop, Checkpoints(run.folder / "checkpoints", run.checkpoint) as saved:
+    keep = run.checkpoint
+    with Stop(keep.grace) as stop, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
         state, loader, done, partial = begin(run, step, saved, resume)
         with Metrics(run.folder, run.log.tensorboard, done) as metrics, _progress(run, done) as progress:
             hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
@@ -94,24 +97,17 @@ def train(run: Run, resume: bool = False) -> Outcome:
 
 def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State, Loader, int, dict[str, float]]:
     """The first state, the data, the steps done, and the sums of an unfinished interval: of a new run, or of the newest checkpoint."""
-    newest = saved.newest() if resume else None
+    newest = saved.latest() if resume else None
     if newest is None:
         given = None if run.weights is None else run.weights(step.shardings.params)
         return step.start(given), run.data, 0, {}
     info = saved.info(newest)
-    same_model(info["facts"]["model"], run.facts["model"])
+    check_same("model", info["model"], run.facts["model"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
     if sample % run.batch.sequences:
         raise ValueError(f"The run stopped after {sample} samples, which is no whole number of steps of {run.batch.sequences} sequences. Use batch.sequences that divides it.")
-    state = saved.restore(newest, abstract(step.specs, step.shardings))
+    state = saved.restore(abstract(step.specs, step.shardings), newest)
     return state, loader, newest, info["interval"]
-
-
-def same_model(was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuses to go on with another model, naming every field that differs."""
-    differ = [f"{key} was {was.get(key)!r} and is {now.get(key)!r}" for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
-    if differ:
-        raise ValueError(f"The checkpoint was made with another model: {'; '.join(differ)}. Set it back, or start a new run in another folder.")
 
 
 class Hooks:
@@ -119,10 +115,9 @@ class Hooks:
 
     def __init__(self, run: Run, step: Step, saved: Checkpoints, metrics: Metrics, progress: Progress, interval: Interval):
         self.run, self.step, self.saved, self.metrics, self.progress, self.interval = run, step, saved, metrics, progress, interval
-        borders = run.data.packing == "documents"
-        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.seq, borders)
+        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.how.seq)
         self.judge = make_score(run.model, run.config, run.plan)
-        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.seq, borders)
+        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.how.seq)
         self.loss: float | None = None
         self.saved_at = 0
 
@@ -141,7 +136,7 @@ class Hooks:
     def save(self, state: State, loader: Loader, done: int) -> None:
         """Sends a checkpoint on its way, with all that an exact resume needs."""
         self.log(self.interval.read())
-        info = {"facts": self.run.facts, "data": loader.state(done * self.run.batch.sequences), "interval": self.interval.sums}
+        info = {**self.run.facts, "data": loader.state(done * self.run.batch.sequences), "interval": self.interval.sums}
         self.saved.save(done, state, info)
         self.saved_at = done
         self.progress.restart()
@@ -203,7 +198,7 @@ def _eval_rows(run: Run) -> int:
 
 def _make_step(run: Run) -> Step:
     """The step's program, with the schedule in its unit."""
-    per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.seq}[run.schedule.unit]
+    per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.how.seq}[run.schedule.unit]
     schedule = make_schedule(run.schedule, run.optimizer.lr, per_step * run.steps)
     return make_step(run.model, run.config, run.plan, run.objective, run.optimizer, schedule, run.train, run.seed, per_step)
 
@@ -211,5 +206,5 @@ def _make_step(run: Run) -> Step:
 def _progress(run: Run, done: int) -> Progress:
     """The display, with the part of a second that one position takes at the devices' peak."""
     best = peak(run.train.precision)
-    share = None if best is None else train_flops(run.model, run.config, run.data.seq) / (best * run.plan.mesh.size)
-    return Progress(run.steps, done, share, run.batch.sequences * run.data.seq)
+    share = None if best is None else train_flops(run.model, run.config, run.data.how.seq) / (best * run.plan.mesh.size)
+    return Progress(run.steps, done, share, run.batch.sequences * run.data.how.seq)
