@@ -89,8 +89,8 @@ def write_rope(rope: Rope, old: bool) -> dict[str, Any]:
 
 
 def _unset(rope: Rope, field: str) -> bool:
-    """Whether an optional yarn parameter is at the value that stands for its absence."""
-    return field in ("attention_factor", "mscale", "mscale_all_dim", "truncate") and getattr(rope, field) == Rope.model_fields[field].default
+    """Whether a parameter of yarn that may be left out is at the value that stands for its absence."""
+    return rope.kind == "yarn" and field not in ("factor", "original") and getattr(rope, field) == Rope.model_fields[field].default
 
 
 def _first(*values: Any) -> Any:

@@ -48,7 +48,11 @@ class Config(ModelConfig):
         """Fills what the variant implies; a list that says yes for every layer is the same as none."""
         if not isinstance(given, dict):
             return given
-        said = {key: value for key, value in given.items() if key not in ("windowed_layers", "rotary_layers") or not all(value)}
+
+        def everywhere(key: str, value: Any) -> bool:
+            return key in ("windowed_layers", "rotary_layers") and isinstance(value, (list, tuple)) and all(value)
+
+        said = {key: value for key, value in given.items() if not everywhere(key, value)}
         return {**llama_hf.IMPLIED.get(str(given.get("variant")), {}), **said}
 
     @model_validator(mode="after")

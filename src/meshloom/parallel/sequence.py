@@ -16,7 +16,9 @@ def layout(n: int) -> Layout:
 def check(c, seq: int, n: int) -> None:
     """Refuses a sequence length that n does not divide."""
     if seq % n:
-        raise ValueError(f"A sequence of {seq} tokens cannot be split over tensor={n} devices. Use data.seq that is a multiple of {n}, or tensor= one of {divisors(seq)}.")
+        raise ValueError(
+            f"A sequence of {seq} tokens cannot be split over tensor={n} devices. Use data.seq that is a multiple of {n}, or tensor= one of {divisors(seq)}."
+        )
 
 
 SEQUENCE = Strategy("sequence", layout, check, "the residual stream's sequence is split over the tensor axis")

@@ -68,7 +68,9 @@ class Layers(NamedTuple):
 def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree]:
     """x through every layer.  x: (batch seq embed) -> same, and the layers' caches, stacked as they came."""
     specs = model.specs(c).layers
-    gathers = any(name in lay.grad and lay.grad[name] != lay.live.get(name) for s in jax.tree.leaves(specs, is_leaf=is_spec) for name in s.axes)
+    gathers = any(
+        name in lay.grad and lay.grad[name] != lay.live.get(name) for s in jax.tree.leaves(specs, is_leaf=is_spec) for name in s.axes
+    )
     layer = _layer(model, c, lay, specs, how.remat != "none" or gathers, REMAT[how.remat])
     caches = []
     for part in stacks(model.kinds(c)):
