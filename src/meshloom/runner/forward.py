@@ -22,7 +22,7 @@ def hidden(
     """
     specs = model.specs(c)
     outer = jax.tree.map(
-        lambda s, a, b: live(lay, s.axes, a, b), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
+        lambda s, a, b: live(lay, s.axes, a, b, ctx.samples), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
     )
     ctx = replace(ctx, rotary=model.rotary(c, ctx.positions))
     x = model.embed(c, lay, outer, tokens, ctx)
