@@ -12,7 +12,7 @@ PIP = -m pip install -qq --disable-pip-version-check --compile -c $(CONSTRAINTS)
 WORKERS ?= 2
 export PYTHONUNBUFFERED = 1
 
-.PHONY: quickstart test check format parity bench clean
+.PHONY: quickstart test check format docs parity bench clean
 quickstart: .venv/core.done
 	.venv/bin/meshloom train quickstart
 
@@ -27,6 +27,9 @@ check: .venv/dev.done
 format: .venv/dev.done
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+docs: .venv/core.done
+	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
 
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m parity $(ARGS)

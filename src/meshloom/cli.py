@@ -13,6 +13,7 @@ app = App(
     name="meshloom",
     version=__version__,
     help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
+    help_format="plaintext",  # the default loads a Markdown parser
     suppress_keyboard_interrupt=False,
     help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 128 + signal when stopped.",
 )
@@ -50,7 +51,7 @@ def train(
     Parameters
     ----------
     recipe
-        A shipped recipe (see `meshloom info`), a YAML file, or the folder of an earlier run.
+        A shipped recipe (see: meshloom info), a YAML file, or the folder of an earlier run.
     set_
         Override one setting, like --set train.steps=100. May be repeated; later ones win.
     out
@@ -133,7 +134,9 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
+    min_tokens: int = 0,
     stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, negative="")] = (),
+    ignore_end: Flag = False,
     seed: int = 0,
     step: int | None = None,
     layout: str = "auto",
@@ -161,8 +164,12 @@ def generate(
         Draw from the likeliest tokens whose probabilities reach p.
     repetition_penalty
         More than 1 makes tokens that are there already less likely.
+    min_tokens
+        No end before so many new tokens.
     stop
         End where this text appears. May be repeated.
+    ignore_end
+        Go on past the end token.
     seed
         Decides the draws.
     step
@@ -175,15 +182,18 @@ def generate(
         Print one JSON object a prompt.
     """
     cli_base.start(machine)
+    from .core.config import load
     from .serve import generate as worker
+    from .serve.sampling import Sampling
 
     prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
     if not prompts:
         raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
-    sampling = worker.Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, stop=stop, tokens=tokens, seed=seed
-    )
-    texts = worker.generate_text(model, prompts, sampling, step=step, layout=layout, precision=precision)
+    wishes = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty, "tokens": tokens,
+        "min_tokens": min_tokens, "stop": stop, "ignore_end": ignore_end, "seed": seed,
+    }  # fmt: skip
+    texts = worker.generate_text(model, prompts, load(Sampling, wishes), step=step, layout=layout, precision=precision)
     worker.show(prompts, texts, json=json)
     return OK
 

@@ -10,106 +10,122 @@ from .cli_base import OK, Common
 app = App(name="data", help="Prepare text, look into token stores, train a tokenizer.")
 Format = Literal["auto", "text", "jsonl", "parquet", "datasets"]
 Split = Literal["file", "line", "paragraph"]
+OnBad = Literal["stop", "skip"]
 
 
 @app.command
 def prepare(
-    *sources: str,
+    source: str,
+    /,
+    *,
     out: Path,
     tokenizer: str = "shipped",
     field: str = "text",
     format: Format = "auto",
     split: Split = "file",
-    on_bad: Literal["stop", "skip"] = "stop",
+    on_bad: OnBad = "stop",
     workers: int | None = None,
     common: Common = Common(),
 ) -> int:
-    """Turn text into a token store.
+    """Turn text into a token store, with Megatron's file format.
 
     Parameters
     ----------
-    sources
-        Text, JSONL (plain, .gz, .zst) or Parquet files, folders of them, or saved `datasets` folders.
+    source
+        A file of text, JSONL (plain, .gz, .zst) or Parquet, a folder of them, or a saved datasets folder.
     out
         Prefix of the store: OUT.bin and OUT.idx are written.
     tokenizer
-        A tokenizer.json, a Hugging Face tokenizer folder, or `shipped`.
+        A tokenizer.json, a Hugging Face tokenizer folder, or: shipped.
     field
         The JSON key or Parquet column that holds the text.
     format
-        What the sources are; decided by their endings by default.
+        What the source is; decided by the endings of its files by default.
     split
         What one document is in plain text: the file, a line, or a paragraph.
     on_bad
         Stop at the first broken document, or skip and count them by kind.
     workers
-        Processes that tokenize; one for each core by default.
+        Processes that tokenize; one for each core by default. They do not change the result.
     """
-    if not sources:
-        raise ValueError("There is nothing to prepare. Name at least one file or folder.")
     from .core.config import load
     from .data import prepare as worker
-    from .data.config import Data, Tokenizer
+    from .data.config import Data, Source, Tokenizer
+    from .data.tokenizer import load as load_tokenizer
 
-    given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
-    own = {"train": given, "on_bad": on_bad} | ({} if workers is None else {"workers": workers})
-    report = worker.prepare(load(Data, own), load(Tokenizer, {"path": tokenizer}), out)
-    worker.show(report)
+    place = load(Source, {"path": source, "field": field, "format": format, "split": split})
+    data = load(Data, {"on_bad": on_bad} | ({} if workers is None else {"workers": workers}))
+    done = worker.prepare(place, load_tokenizer(tokenizer, load(Tokenizer, {"path": tokenizer})), data, str(out), progress=True)
+    print("\n".join(done.report))
+    print(f"{out} was made already from the same documents and tokenizer." if done.cached else f"{out}.bin and {out}.idx are written.")
     return OK
 
 
 @app.command
-def inspect(store: str, /, *, sample: int = 1, seed: int = 0, common: Common = Common()) -> int:
+def inspect(store: str, /, *, tokenizer: str = "shipped", samples: int = 3, show: int = 64, common: Common = Common()) -> int:
     """Show a store's counts, lengths and some decoded text.
 
     Parameters
     ----------
     store
-        Prefix of a token store (or its .bin or .idx file).
-    sample
+        Prefix of a token store, or its .bin or .idx file.
+    tokenizer
+        The tokenizer to decode with.
+    samples
         How many documents to decode.
-    seed
-        Which ones.
+    show
+        How many tokens of each.
     """
-    from .data import inspect as worker
+    from .data import prepare as worker
+    from .data.store import Store
+    from .data.tokenizer import load as load_tokenizer
 
-    worker.show(store, sample=sample, seed=seed)
+    prefix = store.removesuffix(".bin").removesuffix(".idx")
+    print("\n".join(worker.inspect(Store(prefix), load_tokenizer(tokenizer), samples, show).lines()))
     return OK
 
 
 @app.command
 def tokenizer(
-    *sources: str,
+    source: str,
+    /,
+    *,
     out: Path,
     vocab: int = 4096,
     field: str = "text",
     format: Format = "auto",
     split: Split = "file",
+    on_bad: OnBad = "stop",
     common: Common = Common(),
 ) -> int:
     """Train a byte-level BPE tokenizer on your own text.
 
     Parameters
     ----------
-    sources
-        As for `prepare`.
+    source
+        As for: meshloom data prepare.
     out
         The folder to write tokenizer.json into.
     vocab
-        Tokens in all.
+        Tokens in all, control tokens and 256 bytes included.
     field
         The JSON key or Parquet column that holds the text.
     format
-        What the sources are.
+        What the source is.
     split
         What one document is in plain text.
+    on_bad
+        Stop at the first broken document, or skip and count them by kind.
     """
-    if not sources:
-        raise ValueError("There is nothing to train on. Name at least one file or folder.")
     from .core.config import load
-    from .data import prepare as worker
-    from .data.config import Data
+    from .data import tokenizer as worker
+    from .data.config import Data, Source
+    from .data.sources import Report, documents
 
-    given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
-    worker.train_tokenizer(load(Data, {"train": given}), vocab, out)
+    place = load(Source, {"path": source, "field": field, "format": format, "split": split})
+    report = Report()
+    texts = (document.text for document in documents(place, on_bad, load(Data, {}).max_bytes, report))
+    made = worker.train(texts, vocab, out, progress=True)
+    print("\n".join(report.lines()))
+    print(f"{out} holds a tokenizer of {made.size} tokens.")
     return OK

@@ -3,7 +3,18 @@ import pytest
 
 from meshloom.data.mixing import PERIOD, Mixture, Phase, constant, schedule, whole_parts
 
-WEIGHTS = [(1.0,), (0.25, 0.75), (0.001, 0.999), (1, 1, 1), (0.1, 0.2, 0.7), (1 / 3, 2 / 3), (0.333, 0.1234567, 0.5), (1e-9, 1), (3.0, 5, 7, 11, 13), tuple(1 / i for i in range(1, 30))]
+WEIGHTS = [
+    (1.0,),
+    (0.25, 0.75),
+    (0.001, 0.999),
+    (1, 1, 1),
+    (0.1, 0.2, 0.7),
+    (1 / 3, 2 / 3),
+    (0.333, 0.1234567, 0.5),
+    (1e-9, 1),
+    (3.0, 5, 7, 11, 13),
+    tuple(1 / i for i in range(1, 30)),
+]
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

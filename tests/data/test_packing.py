@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from helpers import make_store, numbered, odd_documents
 
+from data.helpers import make_store, numbered, odd_documents
 from meshloom.data.packing import PACKINGS, read, stream, target_weights, tokens_of
 
 
@@ -89,7 +89,9 @@ def test_c49_long_documents(tmp_path, long, rows):
 
 def test_c49_error_names_the_document(tmp_path):
     store = make_store(tmp_path / "a", numbered([5, 10, 15, 20]))
-    with pytest.raises(ValueError, match=r"Document 2 of .*a has 15 tokens, more than seq = 10 \(2 documents do\).*drop, truncate or split"):
+    with pytest.raises(
+        ValueError, match=r"Document 2 of .*a has 15 tokens, more than seq = 10 \(2 documents do\).*drop, truncate or split"
+    ):
         rows_of(store, 10, "rows", "error")
 
 

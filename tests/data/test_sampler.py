@@ -55,7 +55,6 @@ def test_the_order_is_fixed_for_ever():
     assert np.flatnonzero(held_out(0, 100, 0.05)).tolist() == HELD
 
 
-
 def test_huge_sets_cost_nothing():
     p = permute(np.arange(100) * 10**12, 10**15 + 7, key(0))
     assert len(set(p.tolist())) == 100 and p.min() >= 0 and p.max() < 10**15 + 7

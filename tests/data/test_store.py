@@ -15,7 +15,13 @@ def oracle(documents, dtype_code, letter):
     """Megatron's two files for these documents, written from the format's description and nothing of ours."""
     size = struct.calcsize(letter)
     data = b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents)
-    idx = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", dtype_code) + struct.pack("<Q", len(documents)) + struct.pack("<Q", len(documents) + 1)
+    idx = (
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<Q", 1)
+        + struct.pack("<B", dtype_code)
+        + struct.pack("<Q", len(documents))
+        + struct.pack("<Q", len(documents) + 1)
+    )
     for d in documents:
         idx += struct.pack("<i", len(d))
     at = 0
@@ -60,7 +66,7 @@ def test_reads_documents_of_several_sequences(tmp_path):
     (tmp_path / "m.bin").write_bytes(data)
     (tmp_path / "m.idx").write_bytes(idx)
     store = Store(tmp_path / "m")
-    assert [store.document(i).tolist() for i in range(len(store))] == [sum(DOCUMENTS[:3], []), DOCUMENTS[3]]
+    assert [store.document(i).tolist() for i in range(len(store))] == [[*DOCUMENTS[0], *DOCUMENTS[1], *DOCUMENTS[2]], DOCUMENTS[3]]
 
 
 def test_empty_store(tmp_path):
@@ -101,7 +107,10 @@ def test_no_space_is_said_and_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"Cannot write the token store .*a: there is no space left on the disk.*data\.cache") as e, Writer(tmp_path / "a", token_dtype(10)) as out:
+    with (
+        pytest.raises(OSError, match=r"Cannot write the token store .*a: there is no space left on the disk.*data\.cache") as e,
+        Writer(tmp_path / "a", token_dtype(10)) as out,
+    ):
         out.add([1])
         out.finish({})
     assert e.value.errno == errno.ENOSPC

@@ -50,7 +50,9 @@ def test_replicated_weight_over_devices():
     mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     w = jnp.concatenate([w, w[:, :2]], 1)
     dy = jnp.concatenate([dy, dy[..., :2]], -1)
-    f = jax.shard_map(lambda x, w: contract("btd,df->btf", x, w), mesh=mesh, in_specs=(P("data"), P(None, "tensor")), out_specs=P("data", None, "tensor"))
+    f = jax.shard_map(
+        lambda x, w: contract("btd,df->btf", x, w), mesh=mesh, in_specs=(P("data"), P(None, "tensor")), out_specs=P("data", None, "tensor")
+    )
     same(*[jax.jit(lambda g: jax.vjp(g, x, w)[1](dy), static_argnums=0)(g) for g in (f, lambda x, w: jnp.einsum("btd,df->btf", x, w))])
 
 

@@ -136,7 +136,7 @@ def paths(kind: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
     """Every dotted path of a section and the sections inside it, as tuples of keys."""
     for key, annotation in keys(kind).items():
         yield (*prefix, key)
-        inner = _section_in(annotation)
+        inner = section_in(annotation)
         if inner is not None and inner is annotation:
             yield from paths(inner, (*prefix, key))
 
@@ -186,15 +186,15 @@ def _section_at(kind: type[Section], path: tuple[str, ...]) -> type[Section] | N
     found: type[Section] | None = kind
     for key in path:
         if found is not None and not key.isdigit():
-            found = _section_in(keys(found).get(key))
+            found = section_in(keys(found).get(key))
     return found
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
+def section_in(annotation: Any) -> type[Section] | None:
     """The first section that an annotation names: itself, or inside a list, an optional or a union."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
+    return next((found for part in get_args(annotation) if (found := section_in(part))), None)
 
 
 def _unknown_key(kind: type[Section], path: tuple[str, ...], inside: tuple[str, ...]) -> str:

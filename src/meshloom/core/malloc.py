@@ -1,8 +1,9 @@
 """Allocator settings for XLA on the CPU (Linux with glibc only).
 
 XLA:CPU allocates its temporary arena and its outputs in every call. glibc serves blocks of that size with a fresh mmap each time, so every
-step faults hundreds of megabytes in again, 4 KiB at a time: one 2048x384x8192 matmul took 16,385 faults, and none with these settings.
-Effect on memory: freed memory stays in the process, so resident memory stays at its peak until the process ends, and is counted in 2 MiB pages.
+step faults them in again, 4 KiB at a time: a forward and backward pass of one 2048x384x8192 MLP took 71,000 faults a step, and under 100
+with these settings. Effect on memory: freed memory stays in the process, so that resident memory stays at its peak until the process ends,
+counted in 2 MiB pages (0.6 GiB became 0.8 to 1.1 there).
 """
 
 import ctypes

@@ -42,7 +42,9 @@ def _plan(eq: str) -> tuple[str, bool]:
             return summed, False
         if out == rows + b[:-n] and b[-n:] == summed:
             return summed, True
-    raise ValueError(f"'{eq}' is not one flat product: the summed letters must end x's and begin or end w's, as in 'btd,df->btf' or 'btd,vd->btv'.")
+    raise ValueError(
+        f"'{eq}' is not one flat product: the summed letters must end x's and begin or end w's, as in 'btd,df->btf' or 'btd,vd->btv'."
+    )
 
 
 def _mul(a: Array, b: Array, i: int, j: int) -> Array:

@@ -35,6 +35,4 @@ def partitions(layout: Layout, table: str, specs: Tree) -> Tree:
 
 def shardings(mesh: Mesh, layout: Layout, table: str, specs: Tree) -> Tree:
     """The NamedSharding of every array of a tree under a table."""
-    return jax.tree.map(
-        lambda p: NamedSharding(mesh, p), partitions(layout, table, specs), is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
+    return jax.tree.map(lambda p: NamedSharding(mesh, p), partitions(layout, table, specs), is_leaf=lambda x: isinstance(x, PartitionSpec))

@@ -47,7 +47,8 @@ class Data(Section):
     shuffle: bool = True
     """Draw the rows of each epoch in a new order, a pure function of (seed, epoch). False: the order of the store."""
     on_bad: Literal["stop", "skip"] = "stop"
-    """A document that is broken JSON, lacks the field, is empty, not UTF-8, too long ...: stop at the first, or skip it. Both say file and line, and count by kind."""
+    """A document that is broken JSON, lacks the field, is empty, not UTF-8, too long ...: stop at the first, or skip it.
+    Both say file and line, and count by kind."""
     max_bytes: PositiveInt = 64 << 20
     """A document of more bytes than this is bad (`too long`). Also bounds the memory for reading one line."""
     cache: str = "~/.cache/meshloom/data"

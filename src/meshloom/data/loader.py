@@ -35,6 +35,16 @@ class Part(NamedTuple):
     print: str  # a hash of its tokens and split, to notice at a resume that the data changed
 
 
+class How(NamedTuple):
+    """How rows are cut, ordered and fetched: fields of the data section, and the seed of the order."""
+
+    seq: int
+    packing: str = "documents"
+    seed: int = 0
+    shuffle: bool = True
+    prefetch: int = 2
+
+
 class Epochs(NamedTuple):
     """How much of a source so many samples use."""
 
@@ -47,9 +57,8 @@ class Epochs(NamedTuple):
 class Loader:
     """Rows of a weighted mixture of sources in a global random order."""
 
-    def __init__(self, parts: Sequence[Part], mixture: Mixture, *, seq: int, packing: str, seed: int, shuffle: bool, prefetch: int):
-        self.parts, self.mixture, self.seq, self.packing = tuple(parts), mixture, seq, packing
-        self.seed, self.shuffle, self.prefetch = seed, shuffle, prefetch
+    def __init__(self, parts: Sequence[Part], mixture: Mixture, how: How):
+        self.parts, self.mixture, self.how = tuple(parts), mixture, how
 
     @property
     def rows(self) -> int:
@@ -65,18 +74,21 @@ class Loader:
         """The rows with these numbers: pure, and any numbers in any order.  samples: (batch,)."""
         samples = np.asarray(samples, np.int64)
         source, number = self.mixture.draw(samples)
-        out = Rows(*(np.empty((len(samples), self.seq), t) for t in (np.int32, np.int32, np.float32, np.int32, np.int32)))
+        out = self._empty(len(samples))
         for s, part in enumerate(self.parts):
             at = np.flatnonzero(source == s)
             if at.size:
-                index = order(self.seed, s, number[at], part.rows, self.shuffle)
+                index = order(self.how.seed, s, number[at], part.rows, self.how.shuffle)
                 for whole, some in zip(out, self._rows(part, index)):
                     whole[at] = some
-        return Batch(*out, samples.astype(np.int32))
+        return Batch(*out, samples=samples.astype(np.int32))
+
+    def _empty(self, rows: int) -> Rows:
+        return Rows(*(np.zeros((rows, self.how.seq), t) for t in (np.int32, np.int32, np.float32, np.int32, np.int32)))
 
     def _rows(self, part: Part, index: np.ndarray) -> Rows:
-        how = PACKINGS[self.packing]
-        return read(part.stream, how.pieces(part.stream, index, self.seq), len(index), self.seq, how.borders)
+        packing = PACKINGS[self.how.packing]
+        return read(part.stream, packing.pieces(part.stream, index, self.how.seq), len(index), self.how.seq, packing.borders)
 
     def batches(self, start: int, size: int, rows: slice = slice(None)) -> Iterator[Batch]:
         """Batches without end: samples start .. start+size-1, then the next size, and so on, made ready in a thread.
@@ -88,8 +100,8 @@ class Loader:
             return self.read(first + numbers)
 
         with ThreadPoolExecutor(1, "meshloom-loader") as pool:
-            ready = deque(pool.submit(at, start + i * size) for i in range(self.prefetch))
-            following = start + self.prefetch * size
+            ready = deque(pool.submit(at, start + i * size) for i in range(self.how.prefetch))
+            following = start + self.how.prefetch * size
             try:
                 while True:
                     batch = ready.popleft().result()
@@ -101,19 +113,20 @@ class Loader:
 
     def once(self, size: int, rows: slice = slice(None)) -> Iterator[Batch]:
         """Every row of every source once, in order; the last batch is filled up with empty rows (segment 0, weight 0)."""
-        index = [(p, i) for p in self.parts for i in (np.arange(p.rows),)]
-        parts = np.concatenate([np.full(len(i), s) for s, (_, i) in enumerate(index)])
-        places = np.concatenate([i for _, i in index])
-        for first in range(0, len(places), size):
-            yield self._fixed(parts[first : first + size], places[first : first + size], first, size, rows)
+        for first in range(0, self.rows, size):
+            yield self._placed(np.arange(first, first + size)[rows])
 
-    def _fixed(self, parts: np.ndarray, places: np.ndarray, first: int, size: int, rows: slice) -> Batch:
-        out = Rows(*(np.zeros((size, self.seq), t) for t in (np.int32, np.int32, np.float32, np.int32, np.int32)))
-        for s in np.unique(parts):
-            at = np.flatnonzero(parts == s)
-            for whole, some in zip(out, self._rows(self.parts[s], places[at])):
-                whole[at] = some
-        return Batch(*(a[rows] for a in out), np.arange(first, first + size, dtype=np.int32)[rows])
+    def _placed(self, numbers: np.ndarray) -> Batch:
+        """The rows with these numbers, counted over all sources in order; those past the end are empty."""
+        ends = np.cumsum([p.rows for p in self.parts])
+        source = np.searchsorted(ends, numbers, side="right")
+        out = self._empty(len(numbers))
+        for s, part in enumerate(self.parts):
+            at = np.flatnonzero(source == s)
+            if at.size:
+                for whole, some in zip(out, self._rows(part, numbers[at] - ends[s] + part.rows)):
+                    whole[at] = some
+        return Batch(*out, samples=numbers.astype(np.int32))
 
     def epochs(self, samples: int) -> tuple[Epochs, ...]:
         """For each source, how often the first `samples` samples go through it."""
@@ -125,10 +138,7 @@ class Loader:
         """What a checkpoint stores: the position, and what the meaning of a position depends on. Plain JSON."""
         return {
             "sample": sample,
-            "seed": self.seed,
-            "seq": self.seq,
-            "packing": self.packing,
-            "shuffle": self.shuffle,
+            **{field: getattr(self.how, field) for field in ("seed", "seq", "packing", "shuffle")},
             "sources": [p.print for p in self.parts],
             "phases": [[p.start, list(p.weights)] for p in self.mixture.phases],
         }
@@ -146,8 +156,7 @@ class Loader:
                 )
         old = Mixture(tuple(Phase(start, tuple(weights)) for start, weights in state["phases"]))
         mixture = old.change(state["sample"], self.mixture.phases[-1].weights)
-        how = dict(seq=self.seq, packing=self.packing, seed=self.seed, shuffle=self.shuffle, prefetch=self.prefetch)
-        return Loader(self.parts, mixture, **how), state["sample"]
+        return Loader(self.parts, mixture, self.how), state["sample"]
 
 
 def pack(name: str, s: Stream, *, seq: int, packing: str, long: str = "error", short: bool = False, mark: str = "") -> Part:
@@ -157,11 +166,14 @@ def pack(name: str, s: Stream, *, seq: int, packing: str, long: str = "error", s
     if not tokens_of(s):
         raise ValueError(f"Source '{name}' has no documents. Check its path and field, and how many documents were skipped as bad.")
     if not short and packing != "rows" and tokens_of(s) < seq + 1:
-        raise ValueError(f"Source '{name}' has {tokens_of(s)} tokens, fewer than one row of seq + 1 = {seq + 1}. Give more text, or lower data.seq to at most {max(tokens_of(s) - 1, 1)}.")
+        raise ValueError(
+            f"Source '{name}' has {tokens_of(s)} tokens, fewer than one row of seq + 1 = {seq + 1}. "
+            f"Give more text, or lower data.seq to at most {max(tokens_of(s) - 1, 1)}."
+        )
     packed, rows = PACKINGS[packing].plan(s, seq, long)
     return Part(name, packed, rows, mark or f"{len(s.ends)} documents, {tokens_of(s)} tokens")
 
 
-def loader(parts: Sequence[Part], weights: Sequence[float], *, seq: int, packing: str = "documents", seed: int = 0, shuffle: bool = True, prefetch: int = 2) -> Loader:
+def loader(parts: Sequence[Part], weights: Sequence[float], how: How) -> Loader:
     """A Loader over packed sources with constant weights."""
-    return Loader(parts, constant(tuple(float(w) for w in weights)), seq=seq, packing=packing, seed=seed, shuffle=shuffle, prefetch=prefetch)
+    return Loader(parts, constant(tuple(float(w) for w in weights)), how)

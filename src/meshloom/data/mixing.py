@@ -106,7 +106,10 @@ class Mixture:
     def change(self, number: int, weights: tuple[float, ...]) -> "Mixture":
         """The same draws before sample `number`, these weights from it on. No sample is drawn again before its source is used up."""
         if len(weights) != len(self.phases[0].weights):
-            raise ValueError(f"The mixture had {len(self.phases[0].weights)} sources and now has {len(weights)}. Weights may change at a resume, the list of sources may not.")
+            raise ValueError(
+                f"The mixture had {len(self.phases[0].weights)} sources and now has {len(weights)}. "
+                "Weights may change at a resume, the list of sources may not."
+            )
         if weights == self.phases[-1].weights:
             return self
         return Mixture((*(p for p in self.phases if p.start < number), Phase(number, weights)) if number else (Phase(0, weights),))

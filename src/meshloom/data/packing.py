@@ -125,7 +125,9 @@ def plan_rows(s: Stream, seq: int, long: str) -> tuple[Stream, int]:
     lengths = np.diff(s.ends, prepend=0)
     starts, lengths = LONG[long](s, lengths, seq)
     if not len(starts):
-        raise ValueError(f"No document has at most {seq} tokens, so packing `rows` with long: drop leaves nothing. Raise data.seq, or use long: split.")
+        raise ValueError(
+            f"No document has at most {seq} tokens, so packing `rows` with long: drop leaves nothing. Raise data.seq, or use long: split."
+        )
     return Stream(s.store, starts, np.cumsum(lengths)), len(starts)
 
 

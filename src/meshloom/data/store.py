@@ -43,7 +43,9 @@ class Store:
         index = file_of(prefix, "idx")
         for path in (index, file_of(prefix, "bin")):
             if not path.exists():
-                raise ValueError(f"Token store '{prefix}' has no file {path}. Give the path without its ending, or run `meshloom data prepare` to make it.")
+                raise ValueError(
+                    f"Token store '{prefix}' has no file {path}. Give the path without its ending, or run `meshloom data prepare` to make it."
+                )
         head = index.open("rb").read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise ValueError(f"{index} is not a token index: it does not begin with {MAGIC!r}. Prepare the data again.")
@@ -79,7 +81,11 @@ class Store:
         first, last = self.documents[:-1], self.documents[1:]
         length = ends[last] - ends[first]
         keep = length > 0
-        starts = self.offsets[np.minimum(first, max(len(self.offsets) - 1, 0))] // self.dtype.itemsize if len(self.offsets) else np.zeros(0, np.int64)
+        starts = (
+            self.offsets[np.minimum(first, max(len(self.offsets) - 1, 0))] // self.dtype.itemsize
+            if len(self.offsets)
+            else np.zeros(0, np.int64)
+        )
         return starts[keep].astype(np.int64), length[keep]
 
     def document(self, number: int) -> np.ndarray:

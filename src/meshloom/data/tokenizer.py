@@ -10,7 +10,15 @@ from typing import Any
 from meshloom.data.config import Tokenizer as TokenizerSection
 
 SHIPPED = Path(__file__).parent / "corpus" / "tokenizer"
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
 USUAL = {  # the names that a bare tokenizer.json is searched for, in this order
     "bos_token": ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"),
     "eos_token": ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"),
@@ -46,7 +54,10 @@ class Tokenizer:
     def _known(self, token: str) -> int:
         found = self.backend.token_to_id(token)
         if found is None:
-            raise ValueError(f"Tokenizer {self.name} names the token {token!r}, which its vocabulary of {self.size} does not have. Use the tokenizer_config.json that belongs to it.")
+            raise ValueError(
+                f"Tokenizer {self.name} names the token {token!r}, which its vocabulary of {self.size} does not have. "
+                "Use the tokenizer_config.json that belongs to it."
+            )
         return found
 
     def _stops(self, settings: dict[str, Any]) -> tuple[int, ...]:
@@ -59,7 +70,9 @@ class Tokenizer:
         if self.config.end:
             return self._known(self.config.end)
         if not self.eos:
-            raise ValueError(f"Tokenizer {self.name} names no end-of-text token. Set tokenizer.end to the text of the token that should end a document.")
+            raise ValueError(
+                f"Tokenizer {self.name} names no end-of-text token. Set tokenizer.end to the text of the token that should end a document."
+            )
         return self.eos[0]
 
     @property
@@ -85,11 +98,15 @@ class Tokenizer:
         """Ids of a text, without start or end token. Control tokens in it are ordinary text unless tokenizer.control_text is `control`."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
-    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_documents(self, texts: Sequence[str], cores: str = "all") -> list[list[int]]:
         """Ids of whole documents: the start token where the section asks for one and the text does not begin with it, the text, the end token."""
         start = [self.bos] if self.config.bos and self.bos is not None else []
-        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [(start if e.ids[:1] != start else []) + e.ids + [self.end] for e in found]
+        batch = {"all": self.backend.encode_batch_fast, "one": self._one_by_one}[cores](list(texts), add_special_tokens=False)
+        found = [e.ids for e in batch]
+        return [(start if ids[:1] != start else []) + ids + [self.end] for ids in found]
+
+    def _one_by_one(self, texts: Sequence[str], **how: Any) -> list[Any]:
+        return [self.backend.encode(t, **how) for t in texts]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of some ids; control tokens are shown unless skip_special."""
@@ -124,14 +141,15 @@ def load(path: str = "shipped", config: TokenizerSection | None = None) -> Token
     place = SHIPPED if path == "shipped" else Path(path).expanduser()
     if not place.exists():
         raise ValueError(f"There is no tokenizer at {place}. Give a tokenizer.json, a folder that holds one, or 'shipped'.")
-    if place.is_file():
-        files = {"tokenizer.json": place.read_bytes()}
-    else:
-        files = {n: (place / n).read_bytes() for n in FILES if (place / n).exists()}
+    found = {"tokenizer.json": place} if place.is_file() else {n: place / n for n in FILES if (place / n).exists()}
+    files = {name: path.read_bytes() for name, path in found.items()}
     if "tokenizer.json" not in files and {"vocab.json", "merges.txt"} <= files.keys():
         files["tokenizer.json"] = from_vocab_and_merges(place)
     if "tokenizer.json" not in files:
-        raise ValueError(f"{place} holds no tokenizer.json. Found: {', '.join(sorted(p.name for p in place.iterdir())[:8]) or 'nothing'}. Save the tokenizer as a fast tokenizer first.")
+        raise ValueError(
+            f"{place} holds no tokenizer.json. Found: {', '.join(sorted(p.name for p in place.iterdir())[:8]) or 'nothing'}. "
+            "Save the tokenizer as a fast tokenizer first."
+        )
     try:
         return Tokenizer(files, config, str(place))
     except ValueError:
@@ -163,7 +181,9 @@ def train(texts: Iterable[str], vocab: int, out: str | Path, progress: bool = Fa
     if vocab < least:
         raise ValueError(f"A byte-level vocabulary of {vocab} is too small: 256 bytes and {len(CONTROL)} control tokens need {least}.")
     tok = tokenizers.Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tok.decoder = decoders.ByteLevel()
     seen = [0]
 
@@ -177,7 +197,12 @@ def train(texts: Iterable[str], vocab: int, out: str | Path, progress: bool = Fa
     tok.train_from_iterator(counted(), trainer)
     if not seen[0]:
         raise ValueError("There is no text to train a tokenizer on. Check the path and the field.")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": CONTROL[0], "pad_token": CONTROL[1], "clean_up_tokenization_spaces": False}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": CONTROL[0],
+        "pad_token": CONTROL[1],
+        "clean_up_tokenization_spaces": False,
+    }
     files = {"tokenizer.json": tok.to_str(pretty=True).encode(), "tokenizer_config.json": json.dumps(settings, indent=2).encode()}
     trained = Tokenizer(files, TokenizerSection(path=str(out)), str(out))
     trained.save(out)
@@ -187,4 +212,7 @@ def train(texts: Iterable[str], vocab: int, out: str | Path, progress: bool = Fa
 def check_vocabulary(tokenizer_size: int, model_vocab: int, name: str = "the tokenizer") -> None:
     """Raises ValueError where a model's vocabulary has fewer entries than the tokenizer has ids."""
     if model_vocab < tokenizer_size:
-        raise ValueError(f"The model's vocabulary has {model_vocab} entries, but {name} gives ids up to {tokenizer_size - 1}. Set model.vocab to at least {tokenizer_size}, or choose another tokenizer.")
+        raise ValueError(
+            f"The model's vocabulary has {model_vocab} entries, but {name} gives ids up to {tokenizer_size - 1}. "
+            f"Set model.vocab to at least {tokenizer_size}, or choose another tokenizer."
+        )

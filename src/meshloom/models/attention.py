@@ -85,7 +85,9 @@ def _first_head(lay: Layout, q: jax.Array) -> jax.Array | int:
     return lax.axis_index(axes) * q.shape[2] if axes else 0
 
 
-def _kernel(lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, segments: bool, positions: bool, dropout: bool) -> Callable[..., jax.Array]:
+def _kernel(
+    lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, segments: bool, positions: bool, dropout: bool
+) -> Callable[..., jax.Array]:
     """The attention row for these local shapes."""
     case = Case(
         platform=lay.platform,

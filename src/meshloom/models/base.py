@@ -55,7 +55,9 @@ class ModelConfig(Section):
         embed, heads = out.get("embed"), out.get("heads")
         if isinstance(embed, int) and isinstance(heads, int) and heads > 0 and "head" not in out:
             if embed % heads:
-                raise ValueError(f"embed {embed} is not a multiple of heads {heads}. Change one of them, or give `head` (the width of one head).")
+                raise ValueError(
+                    f"embed {embed} is not a multiple of heads {heads}. Change one of them, or give `head` (the width of one head)."
+                )
             out["head"] = embed // heads
         if heads is not None:
             out.setdefault("kv_heads", heads)
@@ -66,7 +68,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly. Use kv_heads that divides {self.heads}.")
+            raise ValueError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly. Use kv_heads that divides {self.heads}."
+            )
         return self
 
     @property

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
@@ -41,6 +41,32 @@ class Config(ModelConfig):
     """Which layers have rotary positions; empty: all."""
     rope: Rope = Rope()
     """Rotary positions and their scaling."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imply(cls, given: Any) -> Any:
+        """Fills what the variant implies; a list that says yes for every layer is the same as none."""
+        if not isinstance(given, dict):
+            return given
+
+        def everywhere(key: str, value: Any) -> bool:
+            return key in ("windowed_layers", "rotary_layers") and isinstance(value, (list, tuple)) and all(value)
+
+        said = {key: value for key, value in given.items() if not everywhere(key, value)}
+        return {**llama_hf.IMPLIED.get(str(given.get("variant")), {}), **said}
+
+    @model_validator(mode="after")
+    def _sayable(self) -> "Config":
+        for name in ("windowed_layers", "rotary_layers"):
+            if len(getattr(self, name)) not in (0, self.layers):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.layers} layers. Give one for each, or none.")
+        unsaid = llama_hf.unsaid(self)
+        if unsaid:
+            raise ValueError(
+                f"A Hugging Face '{self.variant}' model cannot have {', '.join(unsaid)}, so it could not be exported. Choose another variant "
+                f"({', '.join(llama_hf.DEFAULTS)}) or leave this out."
+            )
+        return self
 
 
 @pytree

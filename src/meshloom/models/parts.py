@@ -1,6 +1,6 @@
 """Smaller pieces that families share: the MLPs, the embedding, dropout of the residual stream."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,15 @@ from jax import lax
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import add_up, dot, put, split_seq
+from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.ops.act import ACTIVATIONS, swiglu
 from meshloom.ops.dropout import Cells, at, dropout
+from meshloom.ops.norm import layer_norm
 from meshloom.models.base import Ctx, ModelConfig
+
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu", "tanh"]
+"""Names of activations in a configuration: the rows of `ops.act.ACTIVATIONS`."""
 
 
 @pytree
@@ -60,6 +65,24 @@ def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:
     """down(act(up x)).  x: (batch whole_seq embed) -> (batch seq embed)."""
     hidden = ACTIVATIONS[act](dot(lay, "bTd,df->bTf", x, w.up) + w.up_bias)
     return dot(lay, "bTf,fd->btd", hidden, w.down) + w.down_bias
+
+
+@pytree
+class LayerNorm:
+    """gain, bias: [embed]."""
+
+    gain: Any
+    bias: Any
+
+    @staticmethod
+    def specs(c: ModelConfig) -> "LayerNorm":
+        """The Specs of one norm."""
+        return LayerNorm(c.spec("embed", ONES), c.zeros("embed"))
+
+
+def normed(c: ModelConfig, w: LayerNorm, x: jax.Array) -> jax.Array:
+    """Layer norm with a bias.  x: (batch seq embed) -> same."""
+    return layer_norm(x, w.gain, w.bias, c.norm_eps)
 
 
 def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:

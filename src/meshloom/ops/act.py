@@ -57,6 +57,10 @@ def _relu2_slope(u: Array) -> Array:
     return 2 * jnp.maximum(u, 0)
 
 
+def _tanh_slope(u: Array) -> Array:
+    return 1 - jnp.square(jnp.tanh(u))
+
+
 def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """The activation `value` with derivative `slope`, computed in fp32; the backward pass keeps the input alone."""
 
@@ -96,6 +100,7 @@ _ROWS = {
     "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_slope),
     "relu": (_relu, _relu_slope),
     "relu2": (_relu2, _relu2_slope),
+    "tanh": (jnp.tanh, _tanh_slope),
 }
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: _lean(*row) for name, row in _ROWS.items()}

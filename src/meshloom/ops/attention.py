@@ -146,7 +146,14 @@ def _cudnn(q, k, v, *, scale, window=None, segments=None, positions=None, dropou
         # without the causal part, which cuDNN applies itself and skips blocks by
         mask = (segments[0][:, :, None] == segments[1][:, None, :])[:, None]
     return jax.nn.dot_product_attention(
-        q, k, v, mask=mask, scale=scale, is_causal=True, implementation="cudnn", local_window_size=None if window is None else (window - 1, 0)
+        q,
+        k,
+        v,
+        mask=mask,
+        scale=scale,
+        is_causal=True,
+        implementation="cudnn",
+        local_window_size=None if window is None else (window - 1, 0),
     )
 
 

@@ -89,7 +89,9 @@ def _mix(x: Array) -> Array:
 
 def _check(rate: float) -> None:
     if not 0 <= rate < 1:
-        raise ValueError(f"A dropout rate of {rate} keeps nothing or makes no sense. Use a number from 0 (no dropout) up to, not including, 1.")
+        raise ValueError(
+            f"A dropout rate of {rate} keeps nothing or makes no sense. Use a number from 0 (no dropout) up to, not including, 1."
+        )
 
 
 def _masked(x: Array, rows: Array, features: Array, rate: float) -> Array:

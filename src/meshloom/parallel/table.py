@@ -21,7 +21,9 @@ def parse(spelling: str) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in STRATEGIES:
             near = difflib.get_close_matches(name, STRATEGIES, 1, 0.0)[0]
-            raise ValueError(f"'{name}' in layout '{spelling}' is not a strategy. Did you mean '{near}'? There are: {', '.join(STRATEGIES)}.")
+            raise ValueError(
+                f"'{name}' in layout '{spelling}' is not a strategy. Did you mean '{near}'? There are: {', '.join(STRATEGIES)}."
+            )
         if name in asked:
             raise ValueError(f"'{name}' stands twice in layout '{spelling}'. Give it once.")
         if name in BESIDE:
@@ -38,7 +40,9 @@ def parse(spelling: str) -> dict[str, int]:
     for name, other in BESIDE.items():
         if name in asked:
             if other not in asked:
-                raise ValueError(f"'{name}' splits the sequence over the devices of '{other}', which layout '{spelling}' lacks. Add '{other}=2'.")
+                raise ValueError(
+                    f"'{name}' splits the sequence over the devices of '{other}', which layout '{spelling}' lacks. Add '{other}=2'."
+                )
             asked[name] = asked[other]
     return {name: asked[name] for name in STRATEGIES if name in asked}
 

@@ -46,7 +46,15 @@ class Step(NamedTuple):
 
 
 def make_step(
-    model: Model, c: Any, plan: Plan, objective: Objective, optimizer: OptimizerConfig, schedule: Schedule, train: TrainConfig, seed: int, per_step: int
+    model: Model,
+    c: Any,
+    plan: Plan,
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    schedule: Schedule,
+    train: TrainConfig,
+    seed: int,
+    per_step: int,
 ) -> Step:
     """The train step of a model under a plan.  schedule: from what is done to the learning rate.  per_step: what one step adds to that (1, or its
     tokens).  seed: of the starting weights and of dropout."""
@@ -95,5 +103,3 @@ def _state_specs(tx: Any, params: Tree, train: TrainConfig) -> State:
 def _drops(c: Any) -> bool:
     """Whether the model has any dropout."""
     return bool(c.dropout or c.attention_dropout)
-
-

