@@ -1,8 +1,16 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from meshloom.core.config import ConfigError, dump, load, parse_sets
 from meshloom.core.yamls import value
 from meshloom.data.config import Data, Source, Tokenizer
+from meshloom.data.packing import PACKINGS
+from meshloom.data.report import KINDS
+from meshloom.data.sources import ENDINGS
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
 def test_a_path_stands_for_a_list_of_one_source():
@@ -42,3 +50,16 @@ def test_every_field_says_what_it_is(section):
 def test_sections_go_through_yaml():
     data = Data(train=(Source(path="a", weight=0.3),), valid="v.txt")
     assert load(Data, value(dump(data))) == data
+
+
+def test_the_pages_example_is_a_configuration():
+    text = re.search(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    tree = value(text)
+    data = load(Data, tree["data"])
+    assert load(Tokenizer, tree["tokenizer"]).path == "my_tokenizer" and [s.weight for s in data.train] == [3, 1, 1]
+
+
+def test_the_page_names_every_choice_and_kind():
+    page = PAGE.read_text()
+    names = [*PACKINGS, *ENDINGS.keys() - {".arrow"}, *(k for k in KINDS if not k.startswith(("missing", "wrong", "damaged")))]
+    assert not [n for n in names if n not in page]

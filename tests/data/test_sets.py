@@ -1,4 +1,6 @@
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +95,14 @@ def test_a_resume_notices_changed_data(tmp_path):
         open_sets(data(tmp_path, train=str(tmp_path / "c.jsonl")), load(), 0).train.resume(state)
     with pytest.raises(ValueError, match="started with data sources"):
         open_sets(data(tmp_path, valid=0.3), load(), 0).train.resume(state)
+
+
+def test_the_pages_example_runs(tmp_path, capsys):
+    page = Path(__file__).parents[2] / "docs" / "data.md"
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1]
+    small = f"train={write(tmp_path / 'a.jsonl')!r}, cache={str(tmp_path / 'c')!r}, valid=0.1"
+    exec(code.replace("Data(seq=128)", f"Data(seq=128, {small})"), {})
+    assert "(8, 128)" in capsys.readouterr().out and small
 
 
 def test_the_shipped_corpus_by_default(tmp_path):
