@@ -129,7 +129,7 @@ class FolderLock:
 
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+            self._file = open(self.path, "a+", encoding="utf-8")
         self._file.seek(0)
         owner = _owner(self._file.read())
         try:

@@ -25,6 +25,8 @@ from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
 from meshloom.runner.run import How
+from meshloom.serve.generate import sampler
+from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
 from meshloom.weights import hf
@@ -91,6 +93,11 @@ def _check_batch(config: RunConfig, shards: int) -> None:
         )
 
 
+def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
+    """The plan as lines for people; allocates nothing."""
+    return list(chosen.said)
+
+
 class Prepared(NamedTuple):
     """A recipe's tokenizer and data."""
 
@@ -146,7 +153,7 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         if lock and lock.said:
             say(lock.said)
         ready = _in_turn(lambda: prepare(config, chosen.config.vocab))
-        for line in (*chosen.said, *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
+        for line in (*describe_plan(config, chosen), *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
             say(line)
         if first:
             write_text(folder / RESOLVED, dump(config))
@@ -175,9 +182,17 @@ def _said(source: Source | None) -> dict[str, Any]:
     return {} if source is None else {"said": source.said, "generation": source.generation}
 
 
+def writer(chosen: Chosen, tokenizer: tokenizers.Tokenizer, config: RunConfig) -> Callable[[Tree], list[str]]:
+    """Parameters in training -> what the model writes behind each of the recipe's prompts."""
+    s = config.sample
+    sampling = Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, tokens=s.tokens, seed=config.seed)
+    plan = chosen.plan
+    return sampler(chosen.model, chosen.config, plan.mesh, plan.layout, tokenizer, s.prompts, sampling, plan.dtype)
+
+
 def _run(config: RunConfig, folder: Path, chosen: Chosen, ready: Prepared) -> Run:
     """The resolved run."""
-    write = None
+    write = writer(chosen, ready.tokenizer, config) if config.sample.prompts else None
     return Run(
         folder=folder,
         seed=config.seed,

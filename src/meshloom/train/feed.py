@@ -32,9 +32,9 @@ class Feed:
         """Batches without end from sample number `start` on."""
         return map(self.put, loader.batches(start, self.micro * self.per_micro, self.mine))
 
-    def once(self, loader: Loader) -> Iterator[Batch]:
-        """Every row of a held-out set once; the last batch is filled up with rows that weigh nothing."""
-        return map(self.put, loader.once(self.micro * self.per_micro, self.mine))
+    def once(self, loader: Loader, limit: int = 0) -> Iterator[Batch]:
+        """Every row of a held-out set once, or its first `limit`; the last batch is filled up with rows that weigh nothing."""
+        return map(self.put, loader.once(self.micro * self.per_micro, self.mine, limit))
 
     def put(self, rows: Rows) -> Batch:
         """This process's rows as parts of global arrays."""

@@ -15,15 +15,24 @@ from meshloom.plan.flops import train_flops
 from meshloom.plan.peak import peak
 from meshloom.plan.plan import Plan
 from meshloom.train import plot
-from meshloom.train.config import BatchConfig, CheckpointConfig, EvalConfig, LogConfig, OptimizerConfig, SampleConfig, ScheduleConfig, TrainConfig
+from meshloom.train.config import (
+    BatchConfig,
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    OptimizerConfig,
+    SampleConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from meshloom.train.feed import Feed
 from meshloom.train.metrics import TIMING, Interval, Line, Metrics
+from meshloom.train.preempt import Preemption
 from meshloom.train.progress import Progress
 from meshloom.train.scale import check_skips
 from meshloom.train.schedule import make_schedule
 from meshloom.train.score import make_score, score
 from meshloom.train.step import State, Step, make_step
-from meshloom.train.stop import Stop
 from meshloom.weights.checkpoint import Checkpoints, check_same
 
 
@@ -72,14 +81,14 @@ def train(run: Run, resume: bool = False) -> Outcome:
     """
     step = _make_step(run)
     keep = run.checkpoint
-    with Stop(keep.grace) as stop, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
+    with Preemption(keep.grace) as ask, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
         state, loader, done, partial = begin(run, step, saved, resume)
         with Metrics(run.folder, run.log.tensorboard, done) as metrics, _progress(run, done) as progress:
             hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
             if done:
                 hooks.due(state, done)
             first, batches = done, hooks.feed.train(loader, done * run.batch.sequences)
-            while done < run.steps and not stop.due(done):
+            while done < run.steps and not ask.stop(done):
                 begun = time.perf_counter()
                 batch = next(batches)
                 progress.step(done + 1, time.perf_counter() - begun)
@@ -92,7 +101,7 @@ def train(run: Run, resume: bool = False) -> Outcome:
                 if _every(done, run.checkpoint.every):
                     hooks.save(state, loader, done)
                 hooks.due(state, done)
-            return hooks.end(state, loader, done, stop.signal)
+            return hooks.end(state, loader, done, ask.signal or None)
 
 
 def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State, Loader, int, dict[str, float]]:
@@ -152,9 +161,8 @@ class Hooks:
     def validate(self, state: State, done: int) -> None:
         """The loss on the held-out set: its first eval.batches batches, or all of it."""
         self.log(self.interval.read())
-        batches = self.held.once(self.run.valid)
-        limit = self.run.eval.batches
-        got = score(self.judge, state.params, (b for _, b in zip(range(limit), batches, strict=False)) if limit else batches)
+        rows = self.run.eval.batches * self.run.eval.sequences
+        got = score(self.judge, state.params, self.held.once(self.run.valid, rows))
         self.loss = got.loss
         values = {"kind": "valid", "step": done, "loss": got.loss, "perplexity": got.perplexity, "accuracy": got.accuracy, "tokens": int(got.tokens)}
         self.metrics.write(values)
