@@ -17,7 +17,7 @@ JSONL = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS).encode()
 
 
 def texts(path, on_bad="stop", report=None, max_bytes=10**6, **source):
-    return [d.text for d in documents(Source(path=str(path), **source), on_bad, max_bytes, report or Report())]
+    return [d.text for d in documents([Source(path=str(path), **source)], on_bad, max_bytes, report or Report())]
 
 
 def write_parquet(path):
@@ -76,6 +76,13 @@ def test_a_folder_is_read_by_name_and_says_what_it_leaves_out(tmp_path):
     assert texts(tmp_path, report=report) == [*TEXTS, "text"]
     assert report.other_files == ["README.md", "picture.png"]
     assert "2 files of other kinds left out: README.md, picture.png" in "\n".join(report.lines())
+
+
+def test_several_sources_one_after_another(tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    found = documents([Source(path=str(tmp_path / f"{n}.txt")) for n in ("y", "x")], "stop", 100, Report())
+    assert [d.text for d in found] == ["y", "x"]
 
 
 def test_stop_says_file_line_kind_and_what_to_do(tmp_path):

@@ -162,7 +162,7 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
 
 
 def test_importing_data_brings_no_jax():
-    code = "import meshloom.data.sets, meshloom.data.pool; "
+    code = "import meshloom.data.sets, meshloom.data.inspect, meshloom.data.pool; "
     code += "print([m for m in ('jax', 'tokenizers', 'pyarrow', 'datasets') if m in sys.modules])"
     out = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"], capture_output=True, text=True, check=True
