@@ -148,6 +148,7 @@ class FolderLock:
         return self
 
     def _write(self, text: str) -> None:
+        assert self._file is not None
         self._file.truncate(0)
         self._file.write(text)
         self._file.flush()
@@ -155,6 +156,7 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         """Empties the file, which says that the process left in order, and gives the lock back."""
         self._write("")
+        assert self._file is not None
         self._file.close()
 
 

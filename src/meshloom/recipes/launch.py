@@ -121,6 +121,7 @@ def steps_of(config: RunConfig, rows: int) -> int:
         return config.train.steps
     if config.train.tokens is not None:
         return math.ceil(config.train.tokens / (per_step * config.data.seq))
+    assert config.train.epochs is not None  # TrainConfig: exactly one of the three
     return math.ceil(config.train.epochs * rows / per_step)
 
 

@@ -174,6 +174,7 @@ class Hooks:
     def show(self, state: State, done: int) -> None:
         """What the model writes now."""
         self.log(self.interval.read())
+        assert self.run.write is not None
         for prompt, text in zip(self.run.sample.prompts, self.run.write(state.params)):
             self.metrics.write({"kind": "sample", "step": done, "prompt": prompt, "text": text})
             self.progress.say(f"step {done:>6,}  {prompt}{text}")

@@ -261,7 +261,7 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
     ) -> tuple[Tree, Tree]:
         scaled = jax.tree.map(lambda g: g * factor, grads)
         towards, state = direction.update(scaled, state, params, finite=finite)
-        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)
+        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)  # type: ignore
         return jax.tree.map(step, mask, towards, params), state
 
     return optax.GradientTransformationExtraArgs(direction.init, update)

@@ -103,7 +103,7 @@ def check_same(what: str, saved: Mapping, now: Mapping, path: str | os.PathLike)
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _key_impl(x: Any) -> str:
