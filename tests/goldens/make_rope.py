@@ -21,7 +21,9 @@ CASES = {
     "yarn_untruncated": dict(
         rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=128, truncate=False, beta_fast=16.0, beta_slow=2.0
     ),
-    "yarn_mscale": dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.8),
+    "yarn_mscale": dict(
+        rope_type="yarn", rope_theta=10000.0, factor=40.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.8
+    ),
     "yarn_factor": dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64, attention_factor=1.3),
     "partial": dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25),
 }

@@ -11,11 +11,11 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import dot
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
+from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
 from meshloom.ops.norm import rms_norm
-from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 
 
 @pytree

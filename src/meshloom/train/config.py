@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from meshloom.core.config import Section
 
-
 READS = {
     "adamw": {"beta1", "beta2", "eps"},
     "lion": {"beta1", "beta2"},

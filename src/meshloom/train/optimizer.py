@@ -21,7 +21,6 @@ from jax.typing import ArrayLike
 
 from meshloom.core.spec import ZEROS, Spec, abstract, is_spec
 from meshloom.core.tree import Tree, named_leaves
-
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.scale import select
 

@@ -61,7 +61,9 @@ def open_folder(folder: str | Path) -> Source:
     if said is None:
         raise ValueError(f"{folder} has no config.json. Give a folder that `save_pretrained` or Meshloom's export has written.")
     if said.get("quantization_config"):
-        raise ValueError(f"{folder} holds quantised weights ({said['quantization_config'].get('quant_method')}). Take the unquantised checkpoint.")
+        raise ValueError(
+            f"{folder} holds quantised weights ({said['quantization_config'].get('quant_method')}). Take the unquantised checkpoint."
+        )
     model = find(said)
     config = model.from_hf(said)
     generation = _json(folder / "generation_config.json") or {}
@@ -122,7 +124,7 @@ def save(
     old: bool = False,
     said: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | Mapping[str, str] | None = None,
     overwrite: bool = False,
     file_bytes: int = 5 << 30,
 ) -> None:
@@ -130,7 +132,7 @@ def save(
 
     dtype: of every tensor, or of each by its Hugging Face name.  old: config.json as transformers 4 wrote it.  said: a config.json whose other
     keys are kept.  generation: generation_config.json; its token ids go into both files (several end ids stay several).
-    tokenizer: a folder or a tokenizer.json, copied byte for byte.  file_bytes: largest file.
+    tokenizer: a folder or a tokenizer.json, copied byte for byte; or text by file name.  file_bytes: largest file.
     Called by every process; the first one writes.  Raises FileExistsError unless told to overwrite.
     """
     folder = Path(folder)
@@ -147,7 +149,7 @@ def save(
         _write_json(target / "generation_config.json", {**(generation or {}), **_token_ids(said or {}, generation or {})})
         _write_tensors(target, places, kinds, _values(places, weights), file_bytes)
         if tokenizer is not None:
-            copy_tokenizer(Path(tokenizer), target)
+            write_tokenizer(tokenizer, target)
 
 
 def config_json(model: Model, c: Any, dtype: str, old: bool, said: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +184,9 @@ def _fetch(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _write_tensors(target: Path, places: Sequence[Place], kinds: Mapping[str, np.dtype], values: Iterator[np.ndarray], file_bytes: int) -> None:
+def _write_tensors(
+    target: Path, places: Sequence[Place], kinds: Mapping[str, np.dtype], values: Iterator[np.ndarray], file_bytes: int
+) -> None:
     """Writes one file, or several with an index where there is more than file_bytes."""
     size = {p.theirs: int(np.prod(p.shape)) * kinds[p.theirs].itemsize for p in places}
     groups: list[list[Place]] = [[]]
@@ -199,17 +203,24 @@ def _write_tensors(target: Path, places: Sequence[Place], kinds: Mapping[str, np
         _write_json(target / INDEX, {"metadata": {"total_size": sum(size.values())}, "weight_map": weight_map})
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies a tokenizer's files byte for byte.  source: a folder, or a tokenizer.json.  Raises ValueError if there is none."""
-    if source.is_file():
-        shutil.copyfile(source, target / "tokenizer.json")
-        found = ["tokenizer.json"]
-    else:
-        found = [name for name in TOKENIZER_FILES if (source / name).exists()]
-        for name in found:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
-            copy(source / name, target / name)
+def write_tokenizer(source: str | Path | Mapping[str, str], target: Path) -> None:
+    """Writes a tokenizer's files into a folder.  source: a folder or a tokenizer.json, copied byte for byte; or text by file name.
+    Raises ValueError if there is none."""
+    if isinstance(source, Mapping):
+        for name, text in source.items():
+            (target / name).write_text(text, encoding="utf-8")
+        return
+    source = Path(source)
+    found = ["tokenizer.json"] if source.is_file() else tokenizer_files(source)
+    for name in found:
+        original = source if source.is_file() else source / name
+        (shutil.copytree if original.is_dir() else shutil.copyfile)(original, target / name)
     if not found:
         raise ValueError(f"{source} holds no tokenizer ({', '.join(TOKENIZER_FILES[:3])} ...). Give its folder, or a tokenizer.json.")
     if found == ["tokenizer.json"]:
         _write_json(target / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """The files of a tokenizer that a folder holds."""
+    return [name for name in TOKENIZER_FILES if (folder / name).exists()]

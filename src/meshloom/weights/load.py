@@ -69,7 +69,9 @@ def load(source: Source, shardings: Tree | None = None, dtype: str | None = None
     report = compare({name: tuple(t.shape) for name, t in source.tensors.items()}, wanted, source.name)
     other = [f"{p.theirs} ({source.tensors[p.theirs].dtype})" for p in wanted.places if source.tensors[p.theirs].dtype not in FLOATS]
     if other:
-        raise ValueError(f"{source.name} holds tensors that are not plain floating point: {', '.join(other[:8])}. Take an unquantised checkpoint.")
+        raise ValueError(
+            f"{source.name} holds tensors that are not plain floating point: {', '.join(other[:8])}. Take an unquantised checkpoint."
+        )
     places: dict[str, list[Place]] = {}
     for place in wanted.places:
         for path in place.ours:
