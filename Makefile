@@ -32,7 +32,7 @@ docs: .venv/core.done
 	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
 
 parity: .venv-parity/done
-	.venv-parity/bin/python -m pytest -m parity $(ARGS)
+	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)
 
 bench: .venv-bench/done
 	.venv-bench/bin/python benchmarks/run.py $(ARGS)

@@ -101,4 +101,4 @@ def test_two_processes_meet(tmp_path: Path) -> None:
     finally:
         for run in runs:
             run.kill()
-    assert [o.strip().splitlines()[-1] for o in out] == ["2 4 [[0], [1]]"] * 2
+    assert all("2 4 [[0], [1]]" in o.splitlines() for o in out), out

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from meshloom.core.layout import Layout
-from meshloom.core.spec import Init, abstract, init, is_spec, spec
+from meshloom.core.spec import Init, abstract, is_spec, spec
 from meshloom.core.tree import named_leaves
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.optimizer import OPTIMIZERS, clip_factor, decayed, make_optimizer, role, roles, state_specs, update
@@ -53,9 +53,21 @@ CONFIGS = {
 }
 
 
+def random_like(specs):
+    """NumPy normal deviates, zero in the padding."""
+    draw = np.random.default_rng(0).standard_normal
+
+    def one(s):
+        value = np.zeros(s.shape, np.float32)
+        value[tuple(slice(n) for n in s.used)] = 0.3 * draw(s.used)
+        return jnp.asarray(value)
+
+    return jax.tree.map(one, specs, is_leaf=is_spec)
+
+
 @functools.cache
 def start():
-    return init(specs(), jax.random.key(0))
+    return random_like(specs())
 
 
 @jax.jit
@@ -68,7 +80,8 @@ def gradient(params, i):
 def stepper(name):
     """The optimizer of a config, and its step (grads, state, params, lr), compiled once for all tests."""
     tx = make_optimizer(CONFIGS[name], specs())
-    return tx, jax.jit(lambda g, s, p, lr: update(tx, g, optax.global_norm(g), s, p, lr=lr, clip=4.0))
+    step = jax.jit(lambda g, s, p, lr: update(tx, g, optax.tree.norm(g), s, p, lr=lr, clip=4.0))
+    return tx._replace(init=jax.jit(tx.init)), step
 
 
 # ---- NumPy: one 2-D matrix or one vector at a time, in float64, from the papers ----
@@ -183,11 +196,12 @@ def test_muon_equals_optax():
     c = OptimizerConfig(kind="muon", lr=0.02, momentum=0.9, weight_decay=0.0)
     two = {"a": spec(SIZES, "embed ffn", SMALL), "b": spec(SIZES, "ffn embed", SMALL), "n": spec(SIZES, "embed", SMALL)}
     theirs = optax.contrib.muon(c.lr, beta=0.9, eps=c.eps, consistent_rms=0.2, adam_b1=c.beta1, adam_b2=c.beta2)
-    ours, a = make_optimizer(c, two), init(two, jax.random.key(1))
+    ours, a = make_optimizer(c, two), random_like(two)
     b, sa, sb = a, theirs.init(a), ours.init(a)
+    step_a, step_b = jax.jit(theirs.update), jax.jit(ours.update)
     for t in range(5):
-        ua, sa = theirs.update({**gradient(a, t), "n": a["n"] * 0}, sa, a)
-        ub, sb = ours.update({**gradient(b, t), "n": b["n"] * 0}, sb, b, lr=c.lr)
+        ua, sa = step_a({**gradient(a, t), "n": np.zeros(8, np.float32)}, sa, a)
+        ub, sb = step_b({**gradient(b, t), "n": np.zeros(8, np.float32)}, sb, b, lr=c.lr)
         a, b = optax.apply_updates(a, ua), optax.apply_updates(b, ub)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
 
@@ -203,8 +217,8 @@ def test_roles():
 def test_decay_by_hand():
     """C05: no gradient, decay 0.1, lr 0.1: matrices shrink by exactly 1 - 0.01; gains and biases stay bit for bit."""
     tx, params = make_optimizer(OptimizerConfig(lr=0.1, weight_decay=0.1), specs()), start()
-    zero = jax.tree.map(jnp.zeros_like, params)
-    after, _, _ = update(tx, zero, jnp.float32(0), tx.init(params), params, lr=jnp.float32(0.1), clip=1.0)
+    zero = jax.tree.map(np.zeros_like, params)
+    after, _, _ = jax.jit(lambda p: update(tx, zero, jnp.float32(0), tx.init(p), p, lr=jnp.float32(0.1), clip=1.0))(params)
     assert set(decayed(specs())) == set(MATRICES)
     for name, p in named_leaves(params).items():
         got = np.asarray(named_leaves(after)[name])
@@ -239,10 +253,11 @@ def test_fp32_master_moves():
     """C57: weight 1.0, update -1e-3, 150 times: the bf16 view is 0.8515625; weights kept in bf16 would have stayed 1.0."""
     one = {"w": spec({"embed": 1}, "embed", Init(mean=1.0))}
     tx = make_optimizer(OptimizerConfig(kind="sgd", lr=1e-3, momentum=0.0), one)
-    params = init(one, jax.random.key(0))
+    params = {"w": jnp.ones(1)}
     state = tx.init(params)
+    step = jax.jit(lambda s, p: update(tx, {"w": jnp.ones(1)}, jnp.float32(1), s, p, lr=jnp.float32(1e-3), clip=1.0))
     for _ in range(150):
-        params, state, _ = update(tx, {"w": jnp.ones(1)}, jnp.float32(1), state, params, lr=jnp.float32(1e-3), clip=1.0)
+        params, state, _ = step(state, params)
     assert float(params["w"].astype(jnp.bfloat16)[0]) == 0.8515625
 
 

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshloom.data.config import Data, Source
-from meshloom.data.config import Tokenizer as TokenizerSection
 from meshloom.data.pool import Pool
 from meshloom.data.report import Report
 from meshloom.data.sources import documents, files_of
 from meshloom.data.store import Store, Writer, file_of, saying_where, token_dtype
-from meshloom.data.tokenizer import Tokenizer, load, train
+from meshloom.data.tokenizer import Tokenizer
 
 PART = 2_000_000  # characters of text
 SMALL = 16_000_000  # bytes of source below which starting processes costs more than it saves: one then tokenizes on all cores
+POINTS = {"shortest": 0, "quarter": 25, "median": 50, "three quarters": 75, "95 %": 95, "longest": 100}
 VERSION = 1  # of the meaning of the options; a new one makes every store anew
 
 
@@ -39,60 +39,35 @@ class Prepared(NamedTuple):
     cached: bool
 
 
-def prepare(data: Data, tokenizer: TokenizerSection, out: str | Path, progress: bool = True) -> Prepared:
-    """What `meshloom data prepare` does: all of data.train in one token store with the prefix `out`. Made anew only where something changed."""
-    return store_of(data.train, load(tokenizer.path, tokenizer), data, out=out, progress=progress)
-
-
-def train_tokenizer(data: Data, vocab: int, out: str | Path) -> Tokenizer:
-    """What `meshloom data tokenizer` does: byte-level BPE trained on data.train, saved in the folder `out`."""
-    report = Report()
-    trained = train((d.text for d in documents(data.train, data.on_bad, data.max_bytes, report)), vocab, out, progress=True)
-    print("\n".join(report.lines()))
-    print(f"{trained.size:,} tokens in {out}")
-    return trained
-
-
-def show(prepared: Prepared) -> None:
-    """Prints what was read and written."""
-    made = "Found, and nothing changed since" if prepared.cached else "Written"
-    tokens = len(prepared.store.tokens)
-    print(
-        "\n".join([*prepared.report, f"{made}: {prepared.store.prefix}.bin and .idx, {len(prepared.store):,} documents, {tokens:,} tokens"])
-    )
-
-
-def store_of(
-    sources: Sequence[Source], tokenizer: Tokenizer, data: Data, out: str | Path | None = None, progress: bool = False
-) -> Prepared:
-    """The token store of these sources: made now, or found in the cache if documents, tokenizer and options are the same.
+def prepare(source: Source, tokenizer: Tokenizer, data: Data, out: str | Path | None = None, progress: bool = False) -> Prepared:
+    """The token store of a source: made now, or found in the cache if documents, tokenizer and options are the same.
 
     data: for on_bad, max_bytes, cache and workers.  out: its prefix; without it, a name in the cache folder.
     Raises ValueError for bad or no documents, OSError where it cannot be written; then no half store is left."""
-    if any(is_store(s) for s in sources):
-        if len(sources) > 1 or out:
-            raise ValueError(
-                f"'{next(s.path for s in sources if is_store(s))}' is a token store already; it needs no preparing. Name it in data.train as it is."
-            )
-        return Prepared(open_store(sources[0].path, tokenizer), [f"{sources[0].path} is a token store already"], True)
+    if is_store(source):
+        if out:
+            raise ValueError(f"'{source.path}' is a token store already; it needs no preparing. Name it in data.train as it is.")
+        return Prepared(open_store(source.path, tokenizer), [f"{source.path} is a token store already"], True)
     cache = Path(data.cache).expanduser()
-    made_with = recipe(sources, tokenizer, data, cache)
+    made_with = recipe(source, tokenizer, data, cache)
     key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
-    prefix = Path(out).expanduser() if out else cache / f"{Path(sources[0].path).name.split('.')[0] or 'data'}-{key}"
+    prefix = Path(out).expanduser() if out else cache / f"{Path(source.path).name.split('.')[0] or 'data'}-{key}"
     with locked(prefix):
         if file_of(prefix, "idx").exists() and (found := Store(prefix)).meta.get("made_with") == made_with:
             return Prepared(found, found.meta["report"], True)
         clean(prefix)
-        return tokenize(sources, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
+        return tokenize(source, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
 
 
-def recipe(sources: Sequence[Source], tokenizer: Tokenizer, data: Data, cache: Path) -> dict[str, Any]:
-    """All that the tokens of some sources depend on, as plain JSON: the cache's key, kept beside the store."""
+def recipe(source: Source, tokenizer: Tokenizer, data: Data, cache: Path) -> dict[str, Any]:
+    """All that the tokens of a source depend on, as plain JSON: the cache's key, kept beside the store."""
     return {
         "version": VERSION,
-        "documents": fingerprints([f for s in sources for f in files_of(s)], cache),
+        "documents": fingerprints(files_of(source), cache),
         **tokenizer_facts(tokenizer),
-        "sources": [[len(files_of(s)), s.field, s.format, s.split] for s in sources],
+        "field": source.field,
+        "format": source.format,
+        "split": source.split,
         "on_bad": data.on_bad,
         "max_bytes": data.max_bytes,
     }
@@ -145,14 +120,19 @@ def open_store(prefix: str, tokenizer: Tokenizer) -> Store:
     """A token store made by an earlier `prepare`, or by Megatron.  Raises ValueError, naming what differs, if it was made with another tokenizer."""
     path = Path(prefix).expanduser()
     store = Store(path.with_suffix("") if path.suffix in (".idx", ".bin") else path)
+    check_tokenizer(store, tokenizer)
+    return store
+
+
+def check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    """Raises ValueError, naming what differs, where a store tells that it was made with another tokenizer."""
     made_with = store.meta.get("made_with", {})
     for name, now in tokenizer_facts(tokenizer).items():
         if name in made_with and made_with[name] != now:
             raise ValueError(
-                f"Token store {prefix} was made with another {name} ({made_with[name]!r}; now {now!r}), so its ids would mean other text. "
-                f"Give the tokenizer that made it, or prepare the data again."
+                f"Token store {store.prefix} was made with another {name} ({made_with[name]!r}; now {now!r}), so its ids would mean other text. "
+                f"Give the tokenizer that made it ({store.meta['tokenizer']['path']}), or prepare the data again."
             )
-    return store
 
 
 @contextlib.contextmanager
@@ -184,15 +164,15 @@ class Work(NamedTuple):
         return self.parts / f"{number:06d}"
 
 
-def tokenize(sources: Sequence[Source], tokenizer: Tokenizer, data: Data, work: Work, progress: bool) -> Prepared:
+def tokenize(source: Source, tokenizer: Tokenizer, data: Data, work: Work, progress: bool) -> Prepared:
     """Makes the parts that are missing, and joins them."""
     report = Report()
-    found = documents(sources, data.on_bad, data.max_bytes, report)
-    size = sum(f.stat().st_size for s in sources for f in files_of(s))
+    found = documents(source, data.on_bad, data.max_bytes, report)
+    size = sum(f.stat().st_size for f in files_of(source))
     workers = data.workers if size > SMALL else 1
     with saying_where(work.prefix):
         work.parts.mkdir(parents=True, exist_ok=True)
-    with bar(sources[0].path, size, progress) as show:
+    with bar(source.path, size, progress) as show:
         number = make_parts((d.text for d in found), tokenizer, work, workers, lambda: show(report.position(), report.documents))
     facts = {
         "made_with": work.made_with,
@@ -269,3 +249,32 @@ def bar(name: str, size: int, progress: bool) -> Iterator[Callable[[int, int], N
     with Progress(*columns) as shown:
         task = shown.add_task(name, total=size, count=0)
         yield lambda done, count: shown.update(task, completed=min(done, size), count=count)
+
+
+class Inspection(NamedTuple):
+    """What a token store holds."""
+
+    documents: int
+    tokens: int
+    dtype: str
+    lengths: dict[str, int]  # points of the distribution, in tokens
+    sample: list[str]  # the beginnings of some documents, decoded
+    report: list[str]  # what was read and skipped when the store was made
+
+    def lines(self) -> list[str]:
+        """The inspection as text."""
+        lengths = ", ".join(f"{name} {n:,}" for name, n in self.lengths.items())
+        counts = f"{self.documents:,} documents, {self.tokens:,} tokens ({self.dtype})"
+        return [*self.report, counts, f"document lengths in tokens: {lengths}", *(f"> {s}" for s in self.sample)]
+
+
+def inspect(store: Store, tokenizer: Tokenizer, samples: int = 3, show: int = 64) -> Inspection:
+    """Counts, lengths, and the first `show` tokens of `samples` documents spread over the store.
+
+    Raises ValueError where the store was made with another tokenizer."""
+    check_tokenizer(store, tokenizer)
+    _, length = store.spans
+    lengths = {name: int(np.percentile(length, q, method="nearest")) for name, q in POINTS.items()} if len(length) else {}
+    chosen = np.unique(np.linspace(0, len(length) - 1, min(samples, len(length))).astype(int))
+    shown = [repr(tokenizer.decode(store.document(int(i))[:show])) for i in chosen]
+    return Inspection(len(length), int(length.sum()), store.dtype.name, lengths, shown, store.meta.get("report", []))

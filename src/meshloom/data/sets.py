@@ -10,7 +10,7 @@ import numpy as np
 from meshloom.data.config import Data, Source
 from meshloom.data.loader import How, Loader, Part, loader, pack
 from meshloom.data.packing import Stream, stream
-from meshloom.data.prepare import store_of
+from meshloom.data.prepare import prepare
 from meshloom.data.sampler import held_out
 from meshloom.data.store import Store
 from meshloom.data.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ def open_sets(data: Data, tokenizer: Tokenizer, seed: int, progress: bool = Fals
     """Prepares what is not prepared yet, splits by document, packs.  seed: of the order of samples.
 
     Raises ValueError for missing, empty or too short sources, and where the held-out set would be empty."""
-    stores = [store_of((s,), tokenizer, data, progress=progress) for s in data.train]
+    stores = [prepare(s, tokenizer, data, progress=progress) for s in data.train]
     report = [line for p in stores for line in p.report]
     fraction = 0.0 if isinstance(data.valid, tuple) else data.valid
     masks = [held_out(data.split_seed, len(p.store), fraction) for p in stores]
@@ -44,7 +44,7 @@ def valid_parts(
 ) -> list[Part]:
     """The parts of the held-out set, none where data.valid is 0."""
     if isinstance(data.valid, tuple):
-        made = [store_of((s,), tokenizer, data, progress=progress) for s in data.valid]
+        made = [prepare(s, tokenizer, data, progress=progress) for s in data.valid]
         report.extend(line for p in made for line in p.report)
         return [part(data, s, p.store, None, short=True) for s, p in zip(data.valid, made)]
     if data.valid == 0:

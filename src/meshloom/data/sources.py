@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -157,25 +157,22 @@ def is_damage(e: Exception) -> bool:
     return isinstance(e, (EOFError, gzip.BadGzipFile, zlib.error)) or type(e).__name__ in ("ZstdError", "ArrowInvalid", "ArrowException")
 
 
-def documents(sources: Sequence[Source], on_bad: str, max_bytes: int, report: Report) -> Iterator[Document]:
-    """The documents of some sources, one source after another. on_bad: `stop` raises ValueError at the first bad one, `skip` counts it in the report.
+def documents(source: Source, on_bad: str, max_bytes: int, report: Report) -> Iterator[Document]:
+    """The documents of a source.  on_bad: `stop` raises ValueError at the first bad one, `skip` counts it in the report.
 
-    Raises ValueError where a source has no document at all."""
-    for source in sources:
-        before = report.documents
-        for found in read(source, max_bytes, report):
-            if isinstance(found, Bad):
-                report.note(found)
-                if on_bad == "stop":
-                    raise ValueError(
-                        f"{describe(found)}. Mend it, or set data.on_bad to skip: then such documents are counted and left out."
-                    )
-                continue
-            report.documents += 1
-            report.characters += len(found.text)
-            yield found
-        if report.documents == before:
-            raise ValueError(f"Source '{source.path}' has no documents. " + " ".join(line.strip() for line in report.lines()[1:]))
+    Raises ValueError where the source has no document at all."""
+    before = report.documents
+    for found in read(source, max_bytes, report):
+        if isinstance(found, Bad):
+            report.note(found)
+            if on_bad == "stop":
+                raise ValueError(f"{describe(found)}. Mend it, or set data.on_bad to skip: then such documents are counted and left out.")
+            continue
+        report.documents += 1
+        report.characters += len(found.text)
+        yield found
+    if report.documents == before:
+        raise ValueError(f"Source '{source.path}' has no documents. " + " ".join(line.strip() for line in report.lines()[1:]))
 
 
 def describe(bad: Bad) -> str:

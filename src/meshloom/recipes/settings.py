@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from ..core import yamls
 from ..core.config import Section, section_in
 from ..models.table import MODELS
 from .run import RunConfig
@@ -25,22 +26,26 @@ BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "more than"), Le: ("le", "at most")
 def page() -> str:
     """The page as Markdown."""
     parts = [HEAD, table("Top level", RunConfig)]
+    seen: set[type[Section]] = set()
     for name, field in RunConfig.model_fields.items():
         inner = section_in(field.annotation)
         if name != "model" and inner is not None:
-            parts += sections(name, inner)
-    parts.append("## model\n\n`family` names one of the families below, whose keys stand beside it; or `from` names a Hugging Face folder.\n")
+            parts += sections(name, inner, seen)
+    parts.append(
+        "## model\n\n`family` names one of the families below, whose keys stand beside it; or `from` names a Hugging Face folder.\n"
+    )
     parts += [table(f"model, family {name}", model.Config) for name, model in sorted(MODELS.items())]
     return "\n".join(parts)
 
 
-def sections(name: str, kind: type[Section]) -> Iterator[str]:
-    """The table of a section, then those of the sections inside it."""
+def sections(name: str, kind: type[Section], seen: set[type[Section]]) -> Iterator[str]:
+    """The table of a section, then those of the sections inside it; a kind of section that was shown is not shown again."""
+    seen.add(kind)
     yield table(name, kind)
     for key, field in kind.model_fields.items():
         inner = section_in(field.annotation)
-        if inner is not None:
-            yield from sections(f"{name}.{key}", inner)
+        if inner is not None and inner not in seen:
+            yield from sections(f"{name}.{key}", inner, seen)
 
 
 def table(title: str, kind: type[Section]) -> str:
@@ -79,7 +84,9 @@ def default(field: FieldInfo) -> str:
         return "required"
     if isinstance(field.default, Section) or (isinstance(field.default, tuple) and any(isinstance(v, Section) for v in field.default)):
         return "its defaults"
-    return f"`{field.default}`" if field.default not in ("", ()) else "empty"
+    if field.default in ("", ()):
+        return "empty"
+    return f"`{yamls.text(field.default).split(chr(10))[0]}`"
 
 
 if __name__ == "__main__":

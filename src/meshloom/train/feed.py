@@ -12,11 +12,11 @@ from meshloom.data.loader import Loader
 
 
 class Feed:
-    """Rows of a global batch [micro, rows / micro, seq] for this process.  borders: whether rows hold several documents; where they do not,
-    attention needs no segments (padding stands last and is never seen)."""
+    """Rows of a global batch [micro, rows / micro, seq] for this process.  where: the batch's shardings; without segments where rows hold one
+    document each or one stream (padding stands last there, so no token sees it)."""
 
-    def __init__(self, where: Batch, micro: int, rows: int, seq: int, borders: bool):
-        self.where, self.micro, self.seq, self.borders = where, micro, seq, borders
+    def __init__(self, where: Batch, micro: int, rows: int, seq: int):
+        self.where, self.micro, self.seq = where, micro, seq
         self.per_micro = rows // micro
         sharding: NamedSharding = where.tokens
         parts = sharding.addressable_devices_indices_map((micro, self.per_micro, seq)).values()
@@ -38,10 +38,10 @@ class Feed:
 
     def put(self, rows: Rows) -> Batch:
         """This process's rows as parts of global arrays."""
-        arrays = rows._replace(segments=rows.segments if self.borders else None)
-        return Batch(*(None if a is None else self._put(a, where) for a, where in zip(arrays, self._where())))
+        return Batch(*(None if where is None else self._put(a, where) for a, where in zip(rows, self._where())))
 
-    def _where(self) -> tuple[NamedSharding, ...]:
+    def _where(self) -> tuple[NamedSharding | None, ...]:
+        """The shardings, in the order of the loader's fields."""
         w = self.where
         return w.tokens, w.targets, w.weights, w.segments, w.positions, w.samples
 

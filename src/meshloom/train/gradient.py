@@ -19,6 +19,7 @@ from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective
 from meshloom.plan.plan import Plan
+from meshloom.runner.gather import gather_step, gathered
 
 
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
@@ -40,48 +41,21 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     if lay.devices == 1:
         return local
-    rest, rows = partitions(lay, "rest", specs), batch_partition(lay)
+    rest, rows = partitions(lay, "rest", specs), batch_partition(plan)
     return jax.shard_map(
         local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
     )
 
 
-def batch_partition(lay: Layout) -> Batch:
-    """The PartitionSpecs of a step's batch [micro, batch, seq]."""
-    rows = PartitionSpec(None, lay.batch or None)
-    return Batch(rows, rows, rows, rows, rows, rows)
+def batch_partition(plan: Plan) -> Batch:
+    """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
+    rows = PartitionSpec(None, plan.layout.batch or None)
+    return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """x summed over mesh axes."""
     return lax.psum(x, axes) if axes else x
-
-
-def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tree, Tree]:
-    """The weights that a step differentiates, and whole copies where these are shards of weights that the step holds whole (ZeRO-2; None elsewhere).
-
-    Cast to the type of the arithmetic before anything is gathered; marked as varying over the batch's mesh axes, so that gradients stay local sums.
-    """
-
-    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        p = vary(p.astype(dtype), lay.batch)
-        dim, axes = gathered(lay, "rest", "step", s)
-        whole = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
-        return (p, whole) if axes and gathered(lay, "grad", "step", s)[1] else (whole, None)
-
-    pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
-    pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]
-    return pick[0], pick[1]
-
-
-def gathered(lay: Layout, before: str, after: str, s: Spec) -> tuple[int, tuple[str, ...]]:
-    """The axis along which an array is gathered from one table to another, and over which mesh axes; (0, ()) for none."""
-    for dim, name in enumerate(s.axes):
-        have, want = getattr(lay, before).get(name, ()), getattr(lay, after).get(name, ())
-        axes = tuple(a for a in have if a not in want)
-        if axes:
-            return dim, axes
-    return 0, ()
 
 
 def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:

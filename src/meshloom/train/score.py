@@ -50,8 +50,8 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
 
     if lay.devices == 1:
         return jax.jit(local)
-    mapped = jax.shard_map(local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(lay)), out_specs=PartitionSpec())
-    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(lay), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    mapped = jax.shard_map(local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(plan)), out_specs=PartitionSpec())
+    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
     return jax.jit(mapped, in_shardings=(shardings(plan.mesh, lay, "rest", specs), rows))
 
 

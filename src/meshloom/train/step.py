@@ -63,7 +63,7 @@ def make_step(
     gradient = make_gradient(model, c, plan, objective)
     specs = _state_specs(tx, params, train)
     where = shardings(plan.mesh, plan.layout, "rest", specs)
-    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan.layout), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         done = state.step + 1

@@ -102,7 +102,7 @@ def main() -> None:
     given = parse.parse_args()
     write("shakespeare", shakespeare(given.shakespeare))
     write("austen", austen(given.austen))
-    texts = (d.text for d in documents([Source(path="corpus")], "stop", 1 << 26, Report()))
+    texts = (d.text for d in documents(Source(path="corpus"), "stop", 1 << 26, Report()))
     print(f"tokenizer: {train(texts, VOCAB, HERE / 'tokenizer').size} tokens")
 
 
