@@ -51,10 +51,12 @@ def _mul(a: Array, b: Array, i: int, j: int) -> Array:
     return lax.dot_general(a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.result_type(a, b))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dot(x, w, transposed):
+def _product(x, w, transposed):
     """x [n, i] @ w [i, o], or w [o, i] if transposed -> [n, o]."""
     return _mul(x, w, 1, 1 if transposed else 0).astype(x.dtype)
+
+
+_dot = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
 def _dot_backward(transposed, kept, dy):
@@ -64,4 +66,5 @@ def _dot_backward(transposed, kept, dy):
     return dx, dw.astype(w.dtype)
 
 
-_dot.defvjp(lambda x, w, transposed: (_dot(x, w, transposed), (x, w)), _dot_backward)
+# the plain product, so that a rematerialisation policy sees a dot and may keep its result
+_dot.defvjp(lambda x, w, transposed: (_product(x, w, transposed), (x, w)), _dot_backward)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
@@ -29,7 +30,8 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
-        count = jnp.maximum(sum_over(jnp.sum(batch.weights), lay.batch), 1)
+        scored = sum_over(jnp.sum(batch.weights), lay.batch)
+        count = jnp.maximum(scored, 1)
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
             total, sums = objective(bound, w, whole, rows, key)
@@ -37,7 +39,8 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / (count * scale), specs, grads, is_leaf=is_spec)
-        return grads, jax.tree.map(lambda a: sum_over(a, lay.batch), sums), global_norm(grads)
+        sums = {name: scored if name == "tokens" else sum_over(a, lay.batch) for name, a in sums.items()}
+        return grads, sums, global_norm(grads)
 
     if lay.devices == 1:
         return local
@@ -75,12 +78,12 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
-    """A gradient's local sums, added over the batch's mesh axes into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
+    """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     dim, scatter = gathered(lay, "rest", "grad", s)
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
     done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
-    return sum_over(g, tuple(a for a in lay.batch if a not in done))
+    return sum_over(g, tuple(a for a in (*lay.batch, *parts(lay, s.axes)) if a not in done))
 
 
 def global_norm(grads: Tree) -> jax.Array:

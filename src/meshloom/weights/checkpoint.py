@@ -316,7 +316,8 @@ class Checkpoints:
         return read_info(self.path(step))
 
     def restore(self, abstract: Tree, step: int | None = None, part: bool = False) -> Tree:
-        """`load` of a step, or of the latest."""
+        """`load` of a step, or of the latest, after the save under way is whole."""
+        self.wait()
         step = self.latest() if step is None else step
         if step is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint of this run. Start it without resuming.")
