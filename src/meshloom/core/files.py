@@ -129,7 +129,7 @@ class FolderLock:
 
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+            self._file = open(self.path, "a+", encoding="utf-8")
         self._file.seek(0)
         owner = _owner(self._file.read())
         try:
@@ -143,7 +143,9 @@ class FolderLock:
                 "Wait until it ends, or give this run another folder."
             ) from None
         if owner:
-            self.said = f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            self.said = (
+                f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            )
         self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self
 
