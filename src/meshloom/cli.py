@@ -1,0 +1,287 @@
+"""The commands. Each is thin: it reads its flags, starts the process, and calls one worker, imported only then, so that --help is quick."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from . import __version__, cli_base, cli_data
+from .cli_base import DISAGREES, MISTAKE, OK, Machine
+
+app = App(
+    name="meshloom",
+    version=__version__,
+    help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
+    help_format="plaintext",  # the default loads a Markdown parser
+    suppress_keyboard_interrupt=False,
+    help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 128 + signal when stopped.",
+)
+app.command(cli_data.app)
+Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command.  argv: without the program's name; the process's own by default.  Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+
+    def command() -> int | None:
+        try:
+            return app(words, exit_on_error=False, result_action="return_value")
+        except CycloptsError:
+            return MISTAKE  # already told, with the nearest name
+
+    return cli_base.guarded(command, "--debug" in words)
+
+
+@app.command
+def train(
+    recipe: str,
+    /,
+    *,
+    set_: Sets = (),
+    out: Path | None = None,
+    resume: Flag = False,
+    dry_run: Flag = False,
+    machine: Machine = Machine(),
+) -> int:
+    """Train a model.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe (see: meshloom info), a YAML file, or the folder of an earlier run.
+    set_
+        Override one setting, like --set train.steps=100. May be repeated; later ones win.
+    out
+        The run's folder; runs/NAME by default, then runs/NAME-2 and so on.
+    resume
+        Go on from the newest checkpoint in the folder.
+    dry_run
+        Print the plan (shapes, layout, bytes per device, FLOPs per step) and allocate nothing.
+    """
+    world = cli_base.start(machine)
+    from .recipes import folder, launch
+    from .recipes.load import load_recipe
+
+    config = load_recipe(recipe, set_)
+    if dry_run:
+        print("\n".join(launch.describe_plan(config, launch.choose(config))))
+        return OK
+    if out is None and world > 1:
+        raise ValueError(f"{world} processes must agree on the run's folder. Name it with --out.")
+    if out is None and resume and (Path(recipe) / "run.yaml").is_file():
+        out = Path(recipe)
+    place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
+    outcome = launch.train(config, place, resume=resume)
+    return OK if outcome.signal is None else 128 + outcome.signal
+
+
+@app.command(name="eval")
+def evaluate(
+    run: str,
+    /,
+    *,
+    data: tuple[str, ...] = (),
+    step: int | None = None,
+    sequences: int = 8,
+    limit: int = 0,
+    layout: str = "auto",
+    json: Flag = False,
+    machine: Machine = Machine(),
+) -> int:
+    """Measure loss, perplexity and bits per byte.
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or of a Hugging Face model.
+    data
+        Text, JSONL or Parquet files, folders, or token stores; the run's held-out split by default. May be repeated.
+    step
+        Which checkpoint of the run; the newest by default.
+    sequences
+        Sequences scored at once. It does not change the result.
+    limit
+        Sequences scored in all; 0 scores every one.
+    layout
+        How the work is spread over devices.
+    json
+        Print one JSON object.
+    """
+    cli_base.start(machine)
+    from .train import evaluate as worker
+
+    scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout)
+    worker.show(scores, json=json)
+    return OK
+
+
+@app.command
+def generate(
+    model: str,
+    /,
+    *,
+    prompt: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, negative="")] = (),
+    prompt_file: Path | None = None,
+    tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    min_tokens: int = 0,
+    stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, negative="")] = (),
+    ignore_end: Flag = False,
+    seed: int = 0,
+    step: int | None = None,
+    layout: str = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    json: Flag = False,
+    machine: Machine = Machine(),
+) -> int:
+    """Write text from prompts.
+
+    Parameters
+    ----------
+    model
+        The folder of a run or of a Hugging Face model, or a GGUF file.
+    prompt
+        What the text begins with. May be repeated: all are written together.
+    prompt_file
+        A file with one prompt a line.
+    tokens
+        New tokens for each prompt, at most.
+    temperature
+        0 always takes the likeliest token.
+    top_k
+        Draw from the k likeliest tokens only; 0 draws from all.
+    top_p
+        Draw from the likeliest tokens whose probabilities reach p.
+    repetition_penalty
+        More than 1 makes tokens that are there already less likely.
+    min_tokens
+        No end before so many new tokens.
+    stop
+        End where this text appears. May be repeated.
+    ignore_end
+        Go on past the end token.
+    seed
+        Decides the draws.
+    step
+        Which checkpoint of a run; the newest by default.
+    layout
+        How the model is spread over devices.
+    precision
+        The type that is computed in.
+    json
+        Print one JSON object a prompt.
+    """
+    cli_base.start(machine)
+    from .core.config import load
+    from .serve import generate as worker
+    from .serve.sampling import Sampling
+
+    prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
+    if not prompts:
+        raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
+    wishes = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty, "tokens": tokens,
+        "min_tokens": min_tokens, "stop": stop, "ignore_end": ignore_end, "seed": seed,
+    }  # fmt: skip
+    sampling = load(Sampling, wishes)
+    if len(prompts) == 1 and not json:
+        worker.stream(model, prompts[0], sampling, step=step, layout=layout, precision=precision)
+    else:
+        texts = worker.generate_text(model, prompts, sampling, step=step, layout=layout, precision=precision)
+        worker.show(prompts, texts, json=json)
+    return OK
+
+
+@app.command
+def convert(
+    source: str,
+    target: Path,
+    /,
+    *,
+    to: Literal["hf", "meshloom"] = "hf",
+    step: int | None = None,
+    old_config: Flag = False,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    overwrite: Flag = False,
+    check: Flag = False,
+    machine: Machine = Machine(),
+) -> int:
+    """Turn a run into a Hugging Face folder, or a Hugging Face folder or GGUF file into a Meshloom checkpoint.
+
+    Parameters
+    ----------
+    source
+        The folder of a run or of a Hugging Face model, or a GGUF file.
+    target
+        The folder to write. It must be new or empty.
+    to
+        The format to write.
+    step
+        Which checkpoint of a run; the newest by default.
+    old_config
+        Write config.json as transformers before version 5 spells it.
+    dtype
+        The type to store; the source's by default.
+    overwrite
+        Replace what is in the target folder.
+    check
+        Read the result again and compare every tensor, bit for bit.
+    """
+    cli_base.start(machine)
+    from .weights import convert as worker
+
+    how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check}
+    return OK if worker.convert(source, target, to, **how) else DISAGREES
+
+
+@app.command
+def verify(
+    recipe: str,
+    /,
+    *,
+    layouts: tuple[str, ...] = (),
+    steps: int = 3,
+    set_: Sets = (),
+    machine: Machine = Machine(),
+) -> int:
+    """Prove that layouts agree with one device: loss, gradients, stored bytes and collectives, on a shrunken copy of the model.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe, a YAML file, or the folder of a run.
+    layouts
+        Layouts to check, like --layouts "zero3=4 tensor=2". May be repeated; a standard set by default.
+    steps
+        Optimizer steps to compare.
+    set_
+        Override one setting. May be repeated.
+    """
+    cli_base.start(machine, devices=8)
+    from .plan import verify as worker
+    from .recipes.load import load_recipe
+
+    return OK if worker.verify(load_recipe(recipe, set_), layouts, steps=steps) else DISAGREES
+
+
+@app.command
+def info(*, machine: Machine = Machine()) -> int:
+    """Show versions, devices, memory, the compile cache, and what ships: recipes and model families."""
+    cli_base.start(machine)
+    from . import cli_info
+
+    cli_info.show()
+    return OK
+
+
+app.register_install_completion_command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

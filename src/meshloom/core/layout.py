@@ -1,0 +1,104 @@
+"""Layouts: five small tables from array-axis names to mesh axes. A strategy is a Layout; a product of strategies is their union."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from jax.sharding import PartitionSpec
+
+from meshloom.core.spec import Spec
+
+Table = Mapping[str, tuple[str, ...]]
+TABLES = ("rest", "step", "live", "grad", "acts")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where arrays live. Each table maps an array-axis name to the mesh axes that split it; a name that is absent is not split.
+
+    sizes: devices on each mesh axis, outermost first.
+    rest:  parameters (the fp32 master), optimizer state and average between steps.
+    step:  parameters for the length of one step.     live: parameters while their layer runs.
+    grad:  gradients as they accumulate.              acts: activations.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    rest: Table = field(default_factory=dict)
+    step: Table = field(default_factory=dict)
+    live: Table = field(default_factory=dict)
+    grad: Table = field(default_factory=dict)
+    acts: Table = field(default_factory=dict)
+    platform: str = "cpu"
+    """What the devices are: "cpu", "gpu" or "tpu". Chooses kernels, never results."""
+
+    def __or__(self, other: "Layout") -> "Layout":
+        """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused."""
+        sizes = dict(self.sizes)
+        for name, size in other.sizes.items():
+            if sizes.setdefault(name, size) != size:
+                raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
+        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform)
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole mesh."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Mesh axes that split the batch."""
+        return self.acts.get("batch", ())
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
+        return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Devices over these mesh axes."""
+        return math.prod(self.sizes[a] for a in axes)
+
+    def partition(self, table: str, axes: tuple[str, ...]) -> PartitionSpec:
+        """The PartitionSpec of an array with these axis names under one table. A mesh axis that would split two axes is an error naming both."""
+        entries = [getattr(self, table).get(name, ()) for name in axes]
+        used: dict[str, str] = {}
+        for name, mesh_axes in zip(axes, entries):
+            for mesh_axis in mesh_axes:
+                if mesh_axis in used:
+                    raise ValueError(
+                        f"Mesh axis '{mesh_axis}' would split both '{used[mesh_axis]}' and '{name}' of one array ({' '.join(axes)}). "
+                        f"Let it split one of them in table '{table}'."
+                    )
+                used[mesh_axis] = name
+        return PartitionSpec(*(mesh_axes or None for mesh_axes in entries))
+
+    def shard_shape(self, table: str, s: Spec) -> tuple[int, ...]:
+        """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""
+        shape = []
+        for size, name in zip(s.shape, s.axes):
+            mesh_axes = getattr(self, table).get(name, ())
+            parts = self.size(mesh_axes)
+            if size % parts:
+                raise ValueError(
+                    f"Axis '{name}' of size {size} cannot be split over {parts} devices ({' x '.join(mesh_axes)}). "
+                    f"Use a number of devices that divides {size}, or another size."
+                )
+            shape.append(size // parts)
+        return tuple(shape)
+
+    def shard_bytes(self, table: str, s: Spec, dtype_bytes: int) -> int:
+        """One device's bytes of an array under a table, stored with dtype_bytes an element."""
+        return math.prod(self.shard_shape(table, s)) * dtype_bytes
+
+    def without(self, *names: str) -> "Layout":
+        """The same layout with some axis names not split in any table (sizes stay)."""
+        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform)
+
+
+def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
+    """Both tables; where both split an axis, a's mesh axes come first. A mesh axis named by both is kept once."""
+    return {name: tuple(dict.fromkeys((*a.get(name, ()), *b.get(name, ())))) for name in dict.fromkeys((*a, *b))}
+
+
+ONE_DEVICE = Layout()
+assert tuple(f.name for f in fields(Layout))[1:-1] == TABLES

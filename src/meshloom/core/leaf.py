@@ -1,0 +1,114 @@
+"""The only functions that mention a sharding inside a model: `dot`, `put`, and `live`.
+
+The model runs on local shards under one `shard_map`, so each collective is written here, once, from the axis names. On one device the
+tables are empty and nothing remains but the local arithmetic.
+"""
+
+import functools
+
+import jax
+from jax import lax
+
+from meshloom.core.layout import Layout
+from meshloom.core.matmul import contract
+from meshloom.core.spec import AXES
+from meshloom.core.vary import vary
+
+
+def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
+    """The product of activations and a weight, e.g. "bTd,dhk->bThk". x, w: local shards. Returns the local shard of the result.
+
+    Where the contraction runs over a split axis, the partial results are summed: by all-reduce, or by reduce-scatter where the output's `t` is
+    split and the input's `T` is not (Megatron's row-parallel layer). w: an array, or any leaf with `.dot(eq, x)` (an adapter, int8).
+    """
+    operands, out = eq.split("->")
+    first, second = operands.split(",")
+    local = eq.replace("T", "t")
+    y = w.dot(local, x) if hasattr(w, "dot") and not isinstance(w, jax.Array) else contract(local, x, w)
+    summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.acts.get(AXES[letter], ()))
+    return add_up(lay, y, "t" if "T" in first and "t" in out else "", out, summed) if summed else y
+
+
+def add_up(lay: Layout, y: jax.Array, enter: str, out: str, summed: tuple[str, ...]) -> jax.Array:
+    """Partial results summed over mesh axes; those that split the output's `t` (when `enter` says that it was whole) keep their part only."""
+    scatter = tuple(a for a in split_seq(lay) if enter and a in summed)
+    if scatter:
+        y = lax.psum_scatter(y, scatter, scatter_dimension=out.index("t"), tiled=True)
+    rest = tuple(a for a in summed if a not in scatter)
+    return lax.psum(y, rest) if rest else y
+
+
+def split_seq(lay: Layout) -> tuple[str, ...]:
+    """Mesh axes that split the residual stream's sequence but not a layer's inside."""
+    inside = lay.acts.get("whole_seq", ())
+    return tuple(a for a in lay.acts.get("seq", ()) if a not in inside)
+
+
+def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
+    """x moved between names: "btd->bTd" enters a layer's work region (all-gather of the sequence where it is split, else Megatron's identity
+    whose transpose is an all-reduce); "bT->bt" keeps this device's part of a whole sequence."""
+    before, after = eq.split("->")
+    axes = split_seq(lay)
+    if "t" in before and "T" in after:
+        x = lax.all_gather(x, axes, axis=before.index("t"), tiled=True) if axes else x
+        return vary(x, lay.work)
+    if "T" in before and "t" in after and axes:
+        dim = before.index("T")
+        part = x.shape[dim] // lay.size(axes)
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * part, part, dim)
+    return x
+
+
+def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
+    """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
+    gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
+    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered."""
+    for dim, name in enumerate(axes):
+        gathered = tuple(a for a in lay.grad.get(name, ()) if a not in lay.live.get(name, ()))
+        if gathered:
+            return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True) if whole is None else _already_whole(gathered, dim, w, whole)
+    return w
+
+
+INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))
+"""Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
+
+
+def parts(lay: Layout, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Mesh axes beside the batch's over which a parameter with these axes is whole but works on a part, so that its gradient is a part of a
+    sum: in the work region (key/value heads that could not be split, q/k norms), and outside it where the sequence is split (norms, biases).
+    Such gradients are added up once a step, with the batch's, however many layers and micro-batches made them."""
+    split = {a for name in axes for a in lay.live.get(name, ())}
+    where = lay.work if INSIDE & set(axes) else split_seq(lay)
+    return tuple(a for a in where if a not in split)
+
+
+def gathers(lay: Layout) -> frozenset[str]:
+    """Mesh axes over which weights are gathered for the time that their layer runs, or their gradients scattered after it (ZeRO-2 and 3)."""
+    return frozenset(a for name, axes in lay.grad.items() for a in axes if a not in lay.live.get(name, ()))
+
+
+@jax.custom_vjp
+def _after(w: jax.Array, when: jax.Array) -> jax.Array:
+    """w, not before `when` is known."""
+    return lax.optimization_barrier((w, when))[0]
+
+
+_after.defvjp(lambda w, when: (_after(w, when), None), lambda _, g: (g, None))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _already_whole(axes: tuple[str, ...], dim: int, shard: jax.Array, whole: jax.Array) -> jax.Array:
+    """`whole`, with the gradient of having gathered it from `shard`."""
+    return whole
+
+
+def _already_whole_fwd(axes, dim, shard, whole):
+    return whole, None
+
+
+def _already_whole_bwd(axes, dim, _, g):
+    return lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True), g * 0
+
+
+_already_whole.defvjp(_already_whole_fwd, _already_whole_bwd)

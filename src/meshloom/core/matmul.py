@@ -1,0 +1,70 @@
+"""Products of activations with weights, as one two-dimensional dot each.
+
+XLA's CPU dots are fast for two-dimensional operands and insert transposed copies for others; on GPU and TPU the flat form compiles to the
+same kernels. Everything here sees local shards, so flattening the tokens moves nothing between devices."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshloom.core.vary import alike
+
+
+def dense(x: Array, w: Array) -> Array:
+    """x @ w over x's last axis.  x: [..., i].  w: [i, ...o].  Returns [..., ...o], x's dtype; sums in fp32 where the device can."""
+    flat = _dot(*alike(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), False)
+    return flat.reshape(*x.shape[:-1], *w.shape[1:])
+
+
+def contract(eq: str, x: Array, w: Array) -> Array:
+    """einsum(eq, x, w) as one two-dimensional dot, e.g. "btd,dhk->bthk", "bthk,hkd->btd", "btd,vd->btv".
+    The summed letters must be x's last ones, and w's first or last ones, in the same order; the rest of x, then of w, is the result.
+    Raises ValueError for any other eq.  Returns x's dtype."""
+    letters, transposed = _plan(eq)
+    n = len(letters)
+    rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
+    columns = w.shape[: w.ndim - n] if transposed else w.shape[n:]
+    w2 = w.reshape(-1, inner) if transposed else w.reshape(inner, -1)
+    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)
+
+
+@functools.cache
+def _plan(eq: str) -> tuple[str, bool]:
+    """(summed letters, whether they are w's last ones) of eq."""
+    left, _, out = eq.partition("->")
+    a, _, b = left.partition(",")
+    for n in range(1, min(len(a), len(b)) + 1):
+        summed, rows = a[-n:], a[:-n]
+        if out == rows + b[n:] and b[:n] == summed:
+            return summed, False
+        if out == rows + b[:-n] and b[-n:] == summed:
+            return summed, True
+    raise ValueError(
+        f"'{eq}' is not one flat product: the summed letters must end x's and begin or end w's, as in 'btd,df->btf' or 'btd,vd->btv'."
+    )
+
+
+def _mul(a: Array, b: Array, i: int, j: int) -> Array:
+    return lax.dot_general(a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.result_type(a, b))
+
+
+def _product(x, w, transposed):
+    """x [n, i] @ w [i, o], or w [o, i] if transposed -> [n, o]."""
+    return _mul(x, w, 1, 1 if transposed else 0).astype(x.dtype)
+
+
+_dot = jax.custom_vjp(_product, nondiff_argnums=(2,))
+
+
+def _dot_backward(transposed, kept, dy):
+    x, w = kept
+    dx = _mul(dy, w, 1, 0 if transposed else 1).astype(x.dtype)
+    dw = _mul(dy, x, 0, 0) if transposed else _mul(x, dy, 0, 0)
+    return dx, dw.astype(w.dtype)
+
+
+# the plain product, so that a rematerialisation policy sees a dot and may keep its result
+_dot.defvjp(lambda x, w, transposed: (_product(x, w, transposed), (x, w)), _dot_backward)

@@ -1,0 +1,123 @@
+"""Specs: arrays that do not exist yet. A model is a tree of them; init, bytes, shardings and checkpoints are maps over it."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshloom.core.tree import Tree, map_named, named_leaves
+
+AXES = {
+    "b": "batch",
+    "t": "seq",
+    "T": "whole_seq",
+    "d": "embed",
+    "f": "ffn",
+    "h": "heads",
+    "g": "kv_heads",
+    "k": "head",
+    "v": "vocab",
+    "l": "layer",
+    "p": "position",
+}
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP."""
+
+
+class Init(NamedTuple):
+    """How a parameter starts: every element `mean`, plus a normal deviate times `std`."""
+
+    std: float = 0.0
+    mean: float = 0.0
+
+
+ZEROS, ONES = Init(), Init(mean=1.0)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One array not yet made. Deliberately not a registered pytree, so `jax.tree` sees it as a leaf.
+
+    shape, axes: size and name of each axis. used: the part that is not padding (a prefix along each axis); padding starts at zero and stays there.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Init
+    dtype: str
+    used: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements, padding included."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * jnp.dtype(self.dtype).itemsize
+
+
+def spec(sizes: Mapping[str, int], axes: str, init: Init = ZEROS, dtype: str = "float32", used: Mapping[str, int] | None = None) -> Spec:
+    """The Spec of an array whose axes are the space-separated names, with sizes from a table. used: axis name -> size without padding."""
+    names = tuple(axes.split())
+    shape = tuple(sizes[name] for name in names)
+    return Spec(shape, names, init, dtype, tuple((used or {}).get(name, size) for name, size in zip(names, shape)))
+
+
+def is_spec(x: Any) -> bool:
+    """Whether x is a Spec: the `is_leaf` of every map over specs."""
+    return isinstance(x, Spec)
+
+
+def stack(specs: Tree, layers: int) -> Tree:
+    """The same specs with a leading `layer` axis."""
+
+    def one(s: Spec) -> Spec:
+        return Spec((layers, *s.shape), ("layer", *s.axes), s.init, s.dtype, (layers, *s.used))
+
+    return jax.tree.map(one, specs, is_leaf=is_spec)
+
+
+def abstract(specs: Tree, shardings: Tree | None = None) -> Tree:
+    """The specs as `jax.ShapeDtypeStruct`s, with shardings where given."""
+    if shardings is None:
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), specs, is_leaf=is_spec)
+    return jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), specs, shardings, is_leaf=is_spec)
+
+
+def path_key(key: jax.Array, path: str) -> jax.Array:
+    """A key that depends on the path alone: adding a parameter or changing the mesh never changes another's."""
+    return jax.random.fold_in(key, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little"))
+
+
+def init_leaf(path: str, s: Spec, key: jax.Array) -> jax.Array:
+    """The starting value of one parameter. Each layer of a stack has its own key, so a deeper model starts with the same first layers."""
+
+    def one(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        if not s.init.std:
+            return jnp.full(shape, s.init.mean, s.dtype)
+        return (s.init.mean + s.init.std * jax.random.normal(key, shape, jnp.float32)).astype(s.dtype)
+
+    key = path_key(key, path)
+    if s.axes[:1] == ("layer",):
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(s.shape[0]))
+        value = jax.vmap(lambda k: one(k, s.used[1:]))(keys)
+    else:
+        value = one(key, s.used)
+    pads = [(0, whole - used) for whole, used in zip(s.shape, value.shape)]
+    return jnp.pad(value, pads) if any(after for _, after in pads) else value
+
+
+def init(specs: Tree, key: jax.Array, shardings: Tree | None = None) -> Tree:
+    """Starting parameters, made where `shardings` puts them and bit-equal under every layout (threefry is partitionable)."""
+    make = jax.jit(lambda key: map_named(lambda path, s: init_leaf(path, s, key), specs, is_leaf=is_spec), out_shardings=shardings)
+    return make(key)
+
+
+def count(specs: Tree) -> int:
+    """Parameters, without padding."""
+    return sum(math.prod(s.used) for s in named_leaves(specs, is_spec).values())

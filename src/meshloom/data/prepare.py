@@ -1,0 +1,280 @@
+"""From sources to token stores: in several processes, with progress, in parts that survive a kill, cached by content, tokenizer and options.
+
+Documents are read in one process and cut, by their text alone, in parts of PART characters; each part becomes a small store of its own, whole or absent.
+A run that was killed reads the text again and tokenizes only the parts that are missing. At the end the parts are joined, in order, and deleted."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshloom.data.config import Data, Source
+from meshloom.data.pool import Pool
+from meshloom.data.report import Report
+from meshloom.data.sources import documents, files_of
+from meshloom.data.store import Store, Writer, file_of, saying_where, token_dtype
+from meshloom.data.tokenizer import Tokenizer
+
+PART = 2_000_000  # characters of text
+SMALL = 16_000_000  # bytes of source below which starting processes costs more than it saves: one then tokenizes on all cores
+POINTS = {"shortest": 0, "quarter": 25, "median": 50, "three quarters": 75, "95 %": 95, "longest": 100}
+VERSION = 1  # of the meaning of the options; a new one makes every store anew
+
+
+class Prepared(NamedTuple):
+    """A token store and how it came to be."""
+
+    store: Store
+    report: list[str]
+    cached: bool
+
+
+def prepare(source: Source, tokenizer: Tokenizer, data: Data, out: str | Path | None = None, progress: bool = False) -> Prepared:
+    """The token store of a source: made now, or found in the cache if documents, tokenizer and options are the same.
+
+    data: for on_bad, max_bytes, cache and workers.  out: its prefix; without it, a name in the cache folder.
+    Raises ValueError for bad or no documents, OSError where it cannot be written; then no half store is left."""
+    if is_store(source):
+        if out:
+            raise ValueError(f"'{source.path}' is a token store already; it needs no preparing. Name it in data.train as it is.")
+        return Prepared(open_store(source.path, tokenizer), [f"{source.path} is a token store already"], True)
+    cache = Path(data.cache).expanduser()
+    made_with = recipe(source, tokenizer, data, cache)
+    key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
+    prefix = Path(out).expanduser() if out else cache / f"{Path(source.path).name.split('.')[0] or 'data'}-{key}"
+    with locked(prefix):
+        if file_of(prefix, "idx").exists() and (found := Store(prefix)).meta.get("made_with") == made_with:
+            return Prepared(found, found.meta["report"], True)
+        clean(prefix)
+        return tokenize(source, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
+
+
+def recipe(source: Source, tokenizer: Tokenizer, data: Data, cache: Path) -> dict[str, Any]:
+    """All that the tokens of a source depend on, as plain JSON: the cache's key, kept beside the store."""
+    return {
+        "version": VERSION,
+        "documents": fingerprints(files_of(source), cache),
+        **tokenizer_facts(tokenizer),
+        "field": source.field,
+        "format": source.format,
+        "split": source.split,
+        "on_bad": data.on_bad,
+        "max_bytes": data.max_bytes,
+    }
+
+
+def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What ids depend on, by name, so that a difference can be named."""
+    return {
+        "tokenizer": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()[:16],
+        "tokenizer.bos": tokenizer.bos if tokenizer.config.bos else None,
+        "tokenizer.end": tokenizer.end,
+        "tokenizer.control_text": tokenizer.config.control_text,
+    }
+
+
+def fingerprints(files: list[Path], cache: Path) -> list[str]:
+    """A hash of each file's bytes, remembered in the cache folder by path, size and time so that large files are not read again."""
+    memory_file = cache / "fingerprints.json"
+    memory: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        memory = json.loads(memory_file.read_text())
+    names = {f: f"{f.resolve()} {(s := f.stat()).st_size} {s.st_mtime_ns}" for f in files}
+    new = [f for f in files if names[f] not in memory]
+    with ThreadPoolExecutor(4) as pool:
+        memory |= {names[f]: digest for f, digest in zip(new, pool.map(digest_of, new))}
+    settled = {
+        names[f]: memory[names[f]] for f in new if time.time() - f.stat().st_mtime > 5
+    }  # a file just written may change within its time stamp
+    if settled:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is reported where the store is written
+            cache.mkdir(parents=True, exist_ok=True)
+            temporary = cache / f"fingerprints.json.tmp-{time.time_ns()}"
+            temporary.write_text(json.dumps({**memory, **settled}))
+            temporary.rename(memory_file)
+    return [memory[names[f]] for f in files]
+
+
+def digest_of(file: Path) -> str:
+    """A hash of a file's bytes."""
+    with file.open("rb") as f:
+        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def is_store(source: Source) -> bool:
+    """Whether a source's path is the prefix of a token store."""
+    return source.format == "store" or (source.format == "auto" and file_of(Path(source.path).expanduser(), "idx").exists())
+
+
+def open_store(prefix: str, tokenizer: Tokenizer) -> Store:
+    """A token store made by an earlier `prepare`, or by Megatron.  Raises ValueError, naming what differs, if it was made with another tokenizer."""
+    path = Path(prefix).expanduser()
+    store = Store(path.with_suffix("") if path.suffix in (".idx", ".bin") else path)
+    check_tokenizer(store, tokenizer)
+    return store
+
+
+def check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    """Raises ValueError, naming what differs, where a store tells that it was made with another tokenizer."""
+    made_with = store.meta.get("made_with", {})
+    for name, now in tokenizer_facts(tokenizer).items():
+        if name in made_with and made_with[name] != now:
+            raise ValueError(
+                f"Token store {store.prefix} was made with another {name} ({made_with[name]!r}; now {now!r}), so its ids would mean other text. "
+                f"Give the tokenizer that made it ({store.meta['tokenizer']['path']}), or prepare the data again."
+            )
+
+
+@contextlib.contextmanager
+def locked(prefix: Path) -> Iterator[None]:
+    """Holds a lock on a store's name, so that processes that want the same one make it once."""
+    with saying_where(prefix):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        file = file_of(prefix, "lock").open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def clean(prefix: Path) -> None:
+    """Removes what killed runs left under temporary names. Only under the lock."""
+    for left in prefix.parent.glob(f"{prefix.name}.*.tmp-*"):
+        left.unlink(missing_ok=True)
+
+
+class Work(NamedTuple):
+    """Where a store and its parts go, and what it is made with."""
+
+    prefix: Path
+    parts: Path
+    made_with: dict[str, Any]
+
+    def part(self, number: int) -> Path:
+        """Prefix of one part's store."""
+        return self.parts / f"{number:06d}"
+
+
+def tokenize(source: Source, tokenizer: Tokenizer, data: Data, work: Work, progress: bool) -> Prepared:
+    """Makes the parts that are missing, and joins them."""
+    report = Report()
+    found = documents(source, data.on_bad, data.max_bytes, report)
+    size = sum(f.stat().st_size for f in files_of(source))
+    workers = data.workers if size > SMALL else 1
+    with saying_where(work.prefix):
+        work.parts.mkdir(parents=True, exist_ok=True)
+    with bar(source.path, size, progress) as show:
+        number = make_parts((d.text for d in found), tokenizer, work, workers, lambda: show(report.position(), report.documents))
+    facts = {
+        "made_with": work.made_with,
+        "report": report.lines(),
+        "found": report.facts(),
+        "vocab": tokenizer.size,
+        "tokenizer": tokenizer.config.model_dump(),
+    }
+    with Writer(work.prefix, token_dtype(tokenizer.size)) as out:
+        for k in range(number):
+            out.append(Store(work.part(k)))
+        store = out.finish(facts)
+    shutil.rmtree(work.parts, ignore_errors=True)
+    return Prepared(store, report.lines(), False)
+
+
+def parts_of(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    """Documents in lists of at least `size` characters; where they are cut depends on the texts alone."""
+    part: list[str] = []
+    length = 0
+    for text in texts:
+        part.append(text)
+        length += len(text)
+        if length >= size:
+            yield part
+            part, length = [], 0
+    if part:
+        yield part
+
+
+def make_parts(texts: Iterator[str], tokenizer: Tokenizer, work: Work, workers: int, show: Callable[[], None]) -> int:
+    """Tokenizes what has no store yet, `workers` processes at a time.  Returns the number of parts."""
+    number = 0
+    waiting: deque[Future[None]] = deque()
+    with contextlib.ExitStack() as stack:
+        run = partial(make_part, tokenizer) if workers == 1 else stack.enter_context(Pool(workers, tokenizer)).run
+        threads = stack.enter_context(ThreadPoolExecutor(workers))
+        stack.callback(lambda: threads.shutdown(cancel_futures=True))
+        for part in parts_of(texts, PART):
+            if not file_of(work.part(number), "idx").exists():
+                waiting.append(threads.submit(run, str(work.part(number)), part))
+            number += 1
+            while len(waiting) > 2 * workers:
+                waiting.popleft().result()
+            show()
+        for future in waiting:
+            future.result()
+    return number
+
+
+def make_part(tokenizer: Tokenizer, prefix: str, texts: list[str], cores: str = "all") -> None:
+    """Writes the store of one part.  cores: `all` or `one`, which a process uses that has others beside it."""
+    with Writer(prefix, token_dtype(tokenizer.size)) as out:
+        for ids in tokenizer.encode_documents(texts, cores):
+            out.add(np.array(ids, np.int64))
+        out.finish({})
+
+
+@contextlib.contextmanager
+def bar(name: str, size: int, progress: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar over the bytes of the files; nothing without `progress`."""
+    if not progress:
+        yield lambda done, count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("Tokenizing {task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[count]:,} documents"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as shown:
+        task = shown.add_task(name, total=size, count=0)
+        yield lambda done, count: shown.update(task, completed=min(done, size), count=count)
+
+
+class Inspection(NamedTuple):
+    """What a token store holds."""
+
+    documents: int
+    tokens: int
+    dtype: str
+    lengths: dict[str, int]  # points of the distribution, in tokens
+    sample: list[str]  # the beginnings of some documents, decoded
+    report: list[str]  # what was read and skipped when the store was made
+
+    def lines(self) -> list[str]:
+        """The inspection as text."""
+        lengths = ", ".join(f"{name} {n:,}" for name, n in self.lengths.items())
+        counts = f"{self.documents:,} documents, {self.tokens:,} tokens ({self.dtype})"
+        return [*self.report, counts, f"document lengths in tokens: {lengths}", *(f"> {s}" for s in self.sample)]
+
+
+def inspect(store: Store, tokenizer: Tokenizer, samples: int = 3, show: int = 64) -> Inspection:
+    """Counts, lengths, and the first `show` tokens of `samples` documents spread over the store.
+
+    Raises ValueError where the store was made with another tokenizer."""
+    check_tokenizer(store, tokenizer)
+    _, length = store.spans
+    lengths = {name: int(np.percentile(length, q, method="nearest")) for name, q in POINTS.items()} if len(length) else {}
+    chosen = np.unique(np.linspace(0, len(length) - 1, min(samples, len(length))).astype(int))
+    shown = [repr(tokenizer.decode(store.document(int(i))[:show])) for i in chosen]
+    return Inspection(len(length), int(length.sum()), store.dtype.name, lengths, shown, store.meta.get("report", []))

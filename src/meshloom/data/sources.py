@@ -1,0 +1,180 @@
+"""Documents from files, in a fixed order: plain text, JSONL (plain, .gz, .zst), Parquet, a saved `datasets` folder, or a folder of any of these.
+
+`documents` counts what is bad, and stops at the first or goes on, as data.on_bad says."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from meshloom.data.config import Source
+from meshloom.data.readers import READERS, Found
+from meshloom.data.report import KINDS, Bad, Document, Report
+
+CORPUS = Path(__file__).parent / "corpus"
+ENDINGS = {
+    ".txt": "text",
+    ".md": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "datasets",
+}
+
+
+@contextmanager
+def plain(file: BinaryIO) -> Iterator[BinaryIO]:
+    """A file that is not compressed."""
+    yield file
+
+
+def gunzip(file: BinaryIO) -> Any:
+    """A gzip file, opened."""
+    return gzip.GzipFile(fileobj=file)
+
+
+class Zstd(io.RawIOBase):
+    """The plain bytes of a Zstandard file, of one frame or several. Unlike the library's own reader it raises EOFError where a frame breaks off."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.frame, self.rest = file, None, b""
+
+    def readable(self) -> bool:
+        """True: it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a buffer with the next bytes.  Returns how many; 0 at the end."""
+        while not self.rest:
+            raw = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
+            raw = raw or self.file.read(1 << 17)
+            if not raw:
+                if self.frame is not None and not self.frame.eof:
+                    raise EOFError("the Zstandard frame breaks off")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = _new_frame()
+            self.rest = self.frame.decompress(raw)
+        n = min(len(buffer), len(self.rest))
+        buffer[:n], self.rest = self.rest[:n], self.rest[n:]
+        return n
+
+
+def _new_frame() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
+def unzstd(file: BinaryIO) -> Any:
+    """A Zstandard file, opened."""
+    return io.BufferedReader(Zstd(file), 1 << 20)
+
+
+OPENERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gunzip, ".zst": unzstd}
+
+
+def format_of(path: Path, source: Source) -> str | None:
+    """How a file is read: what the source says, else by its ending, None where that is unknown."""
+    if source.format != "auto":
+        return source.format
+    suffixes = [s for s in path.suffixes if s not in OPENERS]
+    return ENDINGS.get(suffixes[-1].lower()) if suffixes else None
+
+
+def files_of(source: Source, report: Report | None = None) -> list[Path]:
+    """The files of a source, in the order in which they are read (by path).
+
+    `corpus` is the files that ship.  Raises ValueError for a path that does not exist, a folder of no known file, or a dictionary of `datasets`."""
+    if source.path == "corpus":
+        return sorted(CORPUS.glob("*.jsonl.zst"))
+    path = Path(source.path).expanduser()
+    if path.is_file():
+        if format_of(path, source) is None:
+            raise ValueError(
+                f"How should {path} be read? Its ending is not one of {', '.join(ENDINGS)} (with .gz or .zst). "
+                "Set the source's format to text, jsonl or parquet."
+            )
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"There is no file or folder {path}.{near(path)}")
+    if (path / "dataset_dict.json").exists():
+        parts = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        raise ValueError(f"{path} holds several data sets: {', '.join(parts)}. Give the path of one, such as {path / parts[0]}.")
+    if (path / "state.json").exists():
+        return [path / f["filename"] for f in json.loads((path / "state.json").read_text())["_data_files"]]
+    every = sorted(p for p in path.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts))
+    found = [p for p in every if _wanted(p, source)]
+    if report is not None:
+        wanted = set(found)
+        report.other_files += [str(p.relative_to(path)) for p in every if p not in wanted]
+    if not found:
+        raise ValueError(
+            f"Folder {path} holds no file that ends in {', '.join(ENDINGS)} (with .gz or .zst). It holds {len(every)} other files."
+        )
+    return found
+
+
+def _wanted(path: Path, source: Source) -> bool:
+    """A README is about the data, not of it; everything else is decided by its ending."""
+    named = format_of(path, source.model_copy(update={"format": "auto"}))
+    return not path.name.lower().startswith(("readme", "licence", "license")) and named is not None and source.format in ("auto", named)
+
+
+def near(path: Path) -> str:
+    """A hint for a path that does not exist: the nearest name beside it."""
+    import difflib
+
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, 1, 0.6)
+    return f" Did you mean {path.parent / close[0]}?" if close else ""
+
+
+def read(source: Source, max_bytes: int, report: Report) -> Found:
+    """All documents of a source and all that is bad in it, in order."""
+    for path in files_of(source, report):
+        kind = format_of(path, source) or "datasets"
+        try:
+            with path.open("rb") as raw, OPENERS.get(path.suffix, plain)(raw) as file:
+                report.file = raw
+                yield from READERS[kind](file, str(path), source, max_bytes, report)
+        except PermissionError as e:
+            raise ValueError(f"You may not read {path}. Change its permissions, or leave it out.") from e
+        except Exception as e:
+            if not is_damage(e):
+                raise
+            yield Bad("damaged file", str(path), 0, f"{type(e).__name__}: {e}; what came before it was read")
+        report.finished += path.stat().st_size
+
+
+def is_damage(e: Exception) -> bool:
+    """Whether an error of a decompressor or of pyarrow speaks of the file's bytes."""
+    return isinstance(e, (EOFError, gzip.BadGzipFile, zlib.error)) or type(e).__name__ in ("ZstdError", "ArrowInvalid", "ArrowException")
+
+
+def documents(source: Source, on_bad: str, max_bytes: int, report: Report) -> Iterator[Document]:
+    """The documents of a source.  on_bad: `stop` raises ValueError at the first bad one, `skip` counts it in the report.
+
+    Raises ValueError where the source has no document at all."""
+    before = report.documents
+    for found in read(source, max_bytes, report):
+        if isinstance(found, Bad):
+            report.note(found)
+            if on_bad == "stop":
+                raise ValueError(f"{describe(found)}. Mend it, or set data.on_bad to skip: then such documents are counted and left out.")
+            continue
+        report.documents += 1
+        report.characters += len(found.text)
+        yield found
+    if report.documents == before:
+        raise ValueError(f"Source '{source.path}' has no documents. " + " ".join(line.strip() for line in report.lines()[1:]))
+
+
+def describe(bad: Bad) -> str:
+    """A bad document as a clause: place, kind, meaning, detail."""
+    return f"{bad.file}:{bad.line}: {bad.kind}: {KINDS[bad.kind]}{f' ({bad.detail})' if bad.detail else ''}"

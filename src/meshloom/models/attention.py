@@ -1,0 +1,124 @@
+"""The attention block that every family uses: grouped queries, optional biases, q/k norms, rotary positions, a cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import dot
+from meshloom.core.spec import ONES
+from meshloom.core.tree import pytree
+from meshloom.models.base import KV, Ctx, Kind, ModelConfig
+from meshloom.ops import rope
+from meshloom.ops.attention import KERNELS, Case, choose, kv_index
+from meshloom.ops.dropout import AttentionDropout, at
+from meshloom.ops.norm import rms_norm
+
+
+@pytree
+class Attention:
+    """q: [embed, heads, head]. k, v: [embed, kv_heads, head]. o: [heads, head, embed]. Biases and norms are None where a family has none."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    o_bias: Any
+    q_norm: Any
+    k_norm: Any
+
+    @staticmethod
+    def specs(c: ModelConfig, qkv_bias: bool = False, o_bias: bool = False, qk_norm: bool = False) -> "Attention":
+        """The Specs of one layer."""
+        kv, kv_bias = c.spec("embed kv_heads head"), c.zeros("kv_heads head") if qkv_bias else None
+        gain = c.spec("head", ONES) if qk_norm else None
+        return Attention(
+            q=c.spec("embed heads head"),
+            k=kv,
+            v=kv,
+            o=c.spec("heads head embed"),
+            q_bias=c.zeros("heads head") if qkv_bias else None,
+            k_bias=kv_bias,
+            v_bias=kv_bias,
+            o_bias=c.zeros("embed") if o_bias else None,
+            q_norm=gain,
+            k_norm=gain,
+        )
+
+
+def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
+    """Causal self-attention.  x: (batch whole_seq embed).  Returns (batch seq embed), and the layer's cache with x's keys and values added."""
+    q = _plus(dot(lay, "bTd,dhk->bThk", x, w.q), w.q_bias)
+    k = _plus(dot(lay, "bTd,dgk->bTgk", x, w.k), w.k_bias)
+    v = _plus(dot(lay, "bTd,dgk->bTgk", x, w.v), w.v_bias)
+    if w.q_norm is not None:
+        q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
+    if ctx.rotary is not None and kind.rotary:
+        q, k = rope.apply(q, *ctx.rotary), rope.apply(k, *ctx.rotary)
+    segments, positions, cache = None if ctx.segments is None else (ctx.segments, ctx.segments), None, None
+    if ctx.cache is not None:
+        cache = KV(_write(ctx.cache.k, k, ctx.slots.start), _write(ctx.cache.v, v, ctx.slots.start))
+        k, v, segments, positions = cache.k, cache.v, (ctx.segments, ctx.slots.segments), (ctx.positions, ctx.slots.positions)
+    k, v = own_heads(c, lay, q, k), own_heads(c, lay, q, v)
+    dropout = _dropout(c, lay, q, ctx)
+    row = _kernel(lay, kind, q, k, segments is not None, positions is not None, dropout is not None)
+    y = row(q, k, v, scale=c.head**-0.5, window=kind.window, segments=segments, positions=positions, dropout=dropout)
+    return _plus(dot(lay, "bThk,hkd->btd", y, w.o), w.o_bias), cache
+
+
+def own_heads(c: ModelConfig, lay: Layout, q: jax.Array, kv: jax.Array) -> jax.Array:
+    """Each local query head's key (or value) head, where query heads are split over more devices than there are key/value heads to split."""
+    if not lay.acts.get("heads") or lay.acts.get("kv_heads"):
+        return kv
+    return jnp.take(kv, kv_index(_first_head(lay, q), q.shape[2], c.heads, c.kv_heads), axis=2)
+
+
+def _first_head(lay: Layout, q: jax.Array) -> jax.Array | int:
+    """The number in the whole of this device's first query head."""
+    axes = lay.acts.get("heads", ())
+    return lax.axis_index(axes) * q.shape[2] if axes else 0
+
+
+def _kernel(
+    lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, segments: bool, positions: bool, dropout: bool
+) -> Callable[..., jax.Array]:
+    """The attention row for these local shapes."""
+    case = Case(
+        platform=lay.platform,
+        queries=q.shape[1],
+        keys=k.shape[1],
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        head=q.shape[3],
+        dtype=str(q.dtype),
+        batch=q.shape[0],
+        window=kind.window is not None,
+        segments=segments,
+        positions=positions,
+        dropout=dropout,
+    )
+    return KERNELS[choose(case).name].run
+
+
+def _write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    """The cache with new entries from slot `start` on."""
+    return lax.dynamic_update_slice_in_dim(cache, new.astype(cache.dtype), start, axis=1)
+
+
+def _plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return x if bias is None else x + bias
+
+
+def _dropout(c: ModelConfig, lay: Layout, q: jax.Array, ctx: Ctx) -> AttentionDropout | None:
+    """The dropout of the attention weights in training."""
+    if ctx.key is None or not c.attention_dropout:
+        return None
+    rows = jnp.arange(q.shape[1])
+    key = at(jax.random.fold_in(ctx.key, ctx.layer), "attention/weights")
+    return AttentionDropout(c.attention_dropout, key, ctx.samples, _first_head(lay, q) + jnp.arange(q.shape[2]), rows, rows)

@@ -1,0 +1,188 @@
+"""What every family shares: the fields of its configuration, the value that a family is, and the context that a block is given."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from pydantic import Field, model_validator
+
+from meshloom.core.batch import Batch
+from meshloom.core.config import Section
+from meshloom.core.layout import Layout
+from meshloom.core.spec import ZEROS, Init, Spec, spec
+from meshloom.core.tree import Tree, pytree
+
+
+class ModelConfig(Section):
+    """Sizes and constants that every family has. A family adds its own."""
+
+    layers: int = Field(ge=1)
+    """Blocks."""
+    embed: int = Field(ge=1)
+    """Width of the residual stream."""
+    heads: int = Field(ge=1)
+    """Query heads."""
+    kv_heads: int = Field(ge=1)
+    """Key and value heads; divides `heads`. Default: `heads`."""
+    head: int = Field(ge=1)
+    """Width of one head. Default: embed / heads."""
+    ffn: int = Field(ge=1)
+    """Width inside the MLP. Default: 4 x embed."""
+    vocab: int = Field(ge=1)
+    """Token ids that exist."""
+    vocab_multiple: int = Field(128, ge=1)
+    """Embedding rows are padded up to a multiple of this, so that they split evenly; padding rows never enter the softmax."""
+    max_seq: int = Field(2048, ge=1)
+    """Longest sequence that the model is made for, tokens."""
+    tied: bool = True
+    """Whether the output head is the embedding."""
+    norm_eps: float = Field(1e-5, gt=0)
+    """Added to the variance in every norm."""
+    init_std: float = Field(0.02, ge=0)
+    """Standard deviation of the starting weights."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of the embedding and of each residual branch, in training."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of the attention probabilities, in training."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, given: Any) -> Any:
+        """Fills the sizes that follow from others."""
+        if not isinstance(given, dict):
+            return given
+        out = dict(given)
+        embed, heads = out.get("embed"), out.get("heads")
+        if isinstance(embed, int) and isinstance(heads, int) and heads > 0 and "head" not in out:
+            if embed % heads:
+                raise ValueError(
+                    f"embed {embed} is not a multiple of heads {heads}. Change one of them, or give `head` (the width of one head)."
+                )
+            out["head"] = embed // heads
+        if heads is not None:
+            out.setdefault("kv_heads", heads)
+        if isinstance(embed, int):
+            out.setdefault("ffn", 4 * embed)
+        return out
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly. Use kv_heads that divides {self.heads}."
+            )
+        return self
+
+    @property
+    def vocab_padded(self) -> int:
+        """Rows of the embedding, padding included."""
+        return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
+
+    def spec(self, axes: str, init: Init | None = None) -> Spec:
+        """The Spec of a parameter with these axis names; weights start normal with init_std unless told otherwise."""
+        sizes = dict(
+            embed=self.embed,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head=self.head,
+            ffn=self.ffn,
+            vocab=self.vocab_padded,
+            position=self.max_seq,
+        )
+        return spec(sizes, axes, Init(self.init_std) if init is None else init, used={"vocab": self.vocab})
+
+    def zeros(self, axes: str) -> Spec:
+        """The Spec of a bias."""
+        return self.spec(axes, ZEROS)
+
+
+class Kind(NamedTuple):
+    """What may differ from layer to layer without changing a parameter's shape."""
+
+    window: int | None = None
+    """Keys that a query sees, itself included; None: all before it."""
+    rotary: bool = True
+    """Whether this layer turns its queries and keys by position."""
+
+
+@pytree
+class KV:
+    """One layer's cache (or, with a leading `layer` axis, all of them). k, v: [batch, length, kv_heads, head]."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+@pytree
+class Slots:
+    """What every layer's cache shares. start: where this call's keys are written. segments, positions: [batch, length], these keys included;
+    segment 0 is empty."""
+
+    start: jax.Array
+    segments: jax.Array
+    positions: jax.Array
+
+
+@pytree
+class Ctx:
+    """What a block is told beside its input. All local shards.
+
+    segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
+    training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    """
+
+    segments: jax.Array
+    positions: jax.Array
+    rotary: Any
+    samples: jax.Array
+    key: jax.Array | None
+    layer: jax.Array | int
+    cache: KV | None
+    slots: Slots | None
+
+
+def context(batch: Batch, key: jax.Array | None) -> Ctx:
+    """The context of a training or evaluation batch [batch, seq]."""
+    return Ctx(batch.segments, batch.positions, None, batch.samples, key, 0, None, None)
+
+
+class Row(NamedTuple):
+    """One line of a family's map to Hugging Face names, read both ways.
+
+    ours: path of our parameter, or several that `theirs` holds in one tensor (axis `n` of `form` counts them). `{layer}` in theirs marks a
+    stack. form: how theirs becomes ours, as in einops: "(h k) d -> d h k".
+    """
+
+    ours: str | tuple[str, ...]
+    theirs: str
+    form: str
+
+
+class Model(NamedTuple):
+    """A model family as a value: specs and a few pure functions. c: its configuration; w: its tree of local weights; lay: the layout."""
+
+    name: str
+    Config: type[ModelConfig]
+    specs: Callable[[Any], Tree]
+    """c -> tree of Specs with fields `layers` (stacked blocks), `embed` and `head` (None when tied), and the family's own."""
+    embed: Callable[[Any, Layout, Tree, jax.Array, Ctx], jax.Array]
+    """c, lay, w, tokens [batch, whole_seq], ctx -> x [batch, seq, embed]."""
+    rotary: Callable[[Any, jax.Array], Any]
+    """c, positions -> what its blocks need as `ctx.rotary`, computed once."""
+    block: Callable[..., tuple[jax.Array, Ctx]]
+    """c, lay, kind, w (one layer's), x, ctx -> x, ctx."""
+    final: Callable[[Any, Layout, Tree, jax.Array], jax.Array]
+    """c, lay, w, x -> x after the last norm, ready for the head."""
+    kinds: Callable[[Any], tuple[Kind, ...]]
+    """c -> the Kind of each layer."""
+    hf: Callable[[Any], tuple[Row, ...]]
+    """c -> the rows of its Hugging Face map."""
+    from_hf: Callable[[dict], Any]
+    """config.json, either schema -> c."""
+    to_hf: Callable[[Any, bool], dict]
+    """c, whether in the old schema -> config.json."""
+
+
+def unembed(w: Tree) -> jax.Array:
+    """The output head's weight [vocab, embed]: its own, or the embedding where tied."""
+    return w.embed if w.head is None else w.head

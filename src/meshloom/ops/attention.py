@@ -1,0 +1,197 @@
+"""Causal attention: a plain reference, and a table of faster rows that a caller chooses from by `choose`.
+
+Every row has the same call: q [b, T, h, k], k and v [b, S, g, k] (h a multiple of g: query head i reads kv head i // (h // g)) -> [b, T, h, k] in
+q's dtype, softmax in fp32. A device whose query heads do not map to its kv heads that way passes k[:, :, kv_index(...)].
+Source: Vaswani 2017, arXiv 1706.03762; grouped heads: Ainslie 2023, arXiv 2305.13245; window: Mistral 7B, arXiv 2310.06825."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshloom.ops.blocks import causal_blocks
+from meshloom.ops.dropout import AttentionDropout, attention_mask
+
+LOW = -1e30
+"""Score of what may not be seen; its exponential is exactly 0."""
+
+NOWHERE = 1 << 30
+"""Position of a cache slot that holds nothing yet: after every query, so never seen."""
+
+Pair = tuple[Array, Array]
+"""(of the queries [b, T], of the keys [b, S])"""
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float,
+    window: int | None = None,
+    segments: Pair | None = None,
+    positions: Pair | None = None,
+    dropout: AttentionDropout | None = None,
+) -> Array:
+    """The reference.  A query sees keys at its own or an earlier position, of its own segment, less than `window` positions back.
+    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given, the index is the position and T = S.
+    A query that sees nothing returns 0.  Returns [b, T, h, k].  Source: see the top of this file."""
+    b, t, h, size = q.shape
+    g = k.shape[2]
+    scores = jnp.einsum("btgrk,bsgk->bgrts", q.reshape(b, t, g, h // g, size), k, preferred_element_type=jnp.float32) * scale
+    mask = visible(t, k.shape[1], window, segments, positions)[:, None, None]
+    scores = jnp.where(mask, scores, LOW)
+    e = jnp.where(mask, jnp.exp(scores - scores.max(-1, keepdims=True)), 0)
+    p = e / jnp.maximum(e.sum(-1, keepdims=True), 1e-30)
+    if dropout is not None:
+        p = p * attention_mask(dropout).reshape(b, g, h // g, t, -1)
+    return jnp.einsum("bgrts,bsgk->btgrk", p.astype(v.dtype), v).reshape(q.shape).astype(q.dtype)
+
+
+def visible(queries: int, keys: int, window: int | None, segments: Pair | None, positions: Pair | None) -> Array:
+    """Which key each query sees, bool [b or 1, T, S]; arguments as for `attention`."""
+    at, of = positions if positions is not None else (jnp.arange(queries)[None], jnp.arange(keys)[None])
+    back = at[:, :, None] - of[:, None, :]
+    mask = back >= 0
+    if window is not None:
+        mask &= back < window
+    if segments is not None:
+        mask &= segments[0][:, :, None] == segments[1][:, None, :]
+    return mask
+
+
+def kv_index(first: int | Array, count: int, heads: int, kv_heads: int) -> Array:
+    """Number of the kv head of each of `count` query heads from number `first` on, [count]: k[:, :, kv_index(...)] repeats kv heads for a
+    device that holds all of them but only some query heads.  heads, kv_heads: in the whole model."""
+    return (first + jnp.arange(count)) * kv_heads // heads
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row must be able to do: local shapes and the features in use."""
+
+    platform: str
+    """"cpu", "gpu" or "tpu", as `device.platform`."""
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head: int
+    """Features a head."""
+    dtype: str = "float32"
+    batch: int = 1
+    window: bool = False
+    segments: bool = False
+    positions: bool = False
+    dropout: bool = False
+
+
+class Kernel(NamedTuple):
+    run: Callable[..., Array]
+    """Called like `attention`."""
+    supports: Callable[[Case], str]
+    """Why it cannot serve a case; "" if it can."""
+
+
+class Choice(NamedTuple):
+    name: str
+    passed_over: tuple[tuple[str, str], ...]
+    """(row, why not) for each row that was preferred but cannot serve."""
+
+    def explain(self) -> str:
+        """One sentence."""
+        why = "; ".join(f"not {name}: {reason}" for name, reason in self.passed_over)
+        return f"attention by '{self.name}'" + (f" ({why})" if why else "")
+
+
+def _decode(q, k, v, *, scale, window=None, segments=None, positions=None, dropout=None) -> Array:
+    """Few queries against a cache: products and sums over the cache as it lies, no transposed copy of it."""
+    _refuse("decode", dropout is not None and "attention dropout")
+    b, t, h, size = q.shape
+    g = k.shape[2]
+    mask = visible(t, k.shape[1], window, segments, positions)[:, :, :, None, None]
+    rows = q.reshape(b, t, 1, g, h // g, size).astype(jnp.float32) * scale
+    scores = jnp.where(mask, (rows * k[:, None, :, :, None]).sum(-1), LOW)  # [b, t, S, g, r]
+    e = jnp.where(mask, jnp.exp(scores - scores.max(2, keepdims=True)), 0)
+    p = e / jnp.maximum(e.sum(2, keepdims=True), 1e-30)
+    return (p[..., None] * v[:, None, :, :, None]).sum(2).reshape(q.shape).astype(q.dtype)
+
+
+def _decode_supports(c: Case) -> str:
+    if c.dropout:
+        return "no attention dropout"
+    return f"made for at most 4 queries, here {c.queries}" if c.queries > 4 else ""
+
+
+def _blocks(q, k, v, *, scale, window=None, segments=None, positions=None, dropout=None) -> Array:
+    _refuse("blocks", positions is not None and "positions", dropout is not None and "attention dropout")
+    return causal_blocks(q, k, v, segments, scale=scale, window=window)
+
+
+def _blocks_supports(c: Case) -> str:
+    if c.dropout:
+        return "no attention dropout"
+    if c.positions or c.queries != c.keys:
+        return "a query's index must be its position (whole sequences, no cache)"
+    return ""
+
+
+def _cudnn(q, k, v, *, scale, window=None, segments=None, positions=None, dropout=None) -> Array:
+    _refuse("cudnn", positions is not None and "positions", dropout is not None and "attention dropout")
+    mask = None
+    if segments is not None:
+        # without the causal part, which cuDNN applies itself and skips blocks by
+        mask = (segments[0][:, :, None] == segments[1][:, None, :])[:, None]
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        mask=mask,
+        scale=scale,
+        is_causal=True,
+        implementation="cudnn",
+        local_window_size=None if window is None else (window - 1, 0),
+    )
+
+
+def _cudnn_supports(c: Case) -> str:
+    if c.platform not in ("gpu", "cuda"):
+        return f"needs an NVIDIA GPU, here {c.platform}"
+    if c.dtype not in ("bfloat16", "float16"):
+        return f"needs bfloat16 or float16, here {c.dtype}"
+    if c.head % 8 or c.head > 128:
+        return f"needs a multiple of 8 up to 128 features a head, here {c.head}"
+    if c.segments and c.batch * c.queries * c.keys * 2 > 1 << 30:
+        return "the mask of packed documents would take over 1 GiB"
+    return _blocks_supports(c)
+
+
+def _refuse(row: str, *used: str | bool) -> None:
+    for what in used:
+        if what:
+            raise ValueError(f"Attention row '{row}' cannot do {what}. Take the row that `choose` returns for this case, or 'reference'.")
+
+
+KERNELS: dict[str, Kernel] = {
+    "reference": Kernel(attention, lambda c: ""),
+    "blocks": Kernel(_blocks, _blocks_supports),
+    "cudnn": Kernel(_cudnn, _cudnn_supports),
+    "decode": Kernel(_decode, _decode_supports),
+}
+
+PREFERRED = ("decode", "cudnn", "blocks", "reference")
+"""Best first."""
+
+
+def choose(case: Case) -> Choice:
+    """The first row of PREFERRED that serves the case, with why each one before it does not.  The caller reports it."""
+    passed = []
+    for name in PREFERRED:
+        why = KERNELS[name].supports(case)
+        if not why:
+            return Choice(name, tuple(passed))
+        passed.append((name, why))
+    raise AssertionError("the reference serves every case")

@@ -1,0 +1,48 @@
+"""Sequence parallelism beside tensor parallelism: between layers' matrices the sequence is split.  Source: Korthikanti et al. 2022, arXiv 2205.05198.
+
+Norms, residuals and dropout hold [batch, seq/n, embed].  Each all-reduce of tensor parallelism becomes a reduce-scatter behind and an
+all-gather before the matrices: the same bytes, 1/n of the activation memory there.
+"""
+
+from meshloom.core.layout import Layout
+from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, merge
+
+
+def layout(n: int) -> Layout:
+    """The residual stream's sequence over mesh axis `tensor`."""
+    return Layout({"tensor": n}, acts={"seq": ("tensor",)})
+
+
+def check(c, seq: int, n: int) -> None:
+    """Refuses a sequence length that n does not divide."""
+    if seq % n:
+        raise ValueError(
+            f"A sequence of {seq} tokens cannot be split over tensor={n} devices. Use data.seq that is a multiple of {n}, or tensor= one of {divisors(seq)}."
+        )
+
+
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """In place of tensor parallelism's all-reduces of the residual stream: [batch, seq, embed] gathered before and scattered behind each of a
+    layer's two halves, and the other way round backward. What a remat recomputes gathers again: both halves' inputs (kept sums are not scattered
+    again under `selective`; under `full` the first half's are)."""
+    layers, size = x.config.layers, x.residual
+    again = layers - x.merged if x.remat != "none" else 0
+    scattered = again if x.remat == "full" else 0
+    return merge(
+        Collective(kind, ("tensor",), x.micro * n, x.micro * n * size, why)
+        for kind, n, why in (
+            ("all-gather", 2 * layers, "into a layer's halves"),
+            ("reduce-scatter", 2 * layers, "out of a layer's halves"),
+            ("reduce-scatter", 2 * layers, "into a layer's halves, backward"),
+            ("all-gather", 2 * layers, "out of a layer's halves, backward"),
+            ("all-gather", 2 * again, "into a layer's halves, recomputed"),
+            ("reduce-scatter", scattered, "out of a layer's first half, recomputed"),
+            ("reduce-scatter", 1, "the embedding"),
+            ("all-gather", 1, "the embedding, backward"),
+            ("all-gather", 1, "the head"),
+            ("reduce-scatter", 1, "the head, backward"),
+        )
+    )
+
+
+SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis")

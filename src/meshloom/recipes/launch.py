@@ -1,0 +1,217 @@
+"""From a recipe to a run: everything that the recipe leaves open is decided here, once, and said."""
+
+import math
+import platform
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from meshloom import __version__
+from meshloom.core.config import dump, to_tree
+from meshloom.core.files import FolderLock, write_text
+from meshloom.core.mesh import make_mesh
+from meshloom.core.tree import Tree
+from meshloom.data import tokenizer as tokenizers
+from meshloom.data.sets import Sets, describe, open_sets
+from meshloom.models.base import Model
+from meshloom.models.table import MODELS
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build, default, parse, spell
+from meshloom.plan.plan import Plan
+from meshloom.recipes.load import RESOLVED
+from meshloom.recipes.run import Folder, RunConfig
+from meshloom.runner.run import How
+from meshloom.serve.generate import sampler
+from meshloom.serve.sampling import Sampling
+from meshloom.train import loop
+from meshloom.train.loop import Outcome, Run
+from meshloom.weights import hf
+from meshloom.weights.load import Source, load
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+UNROLL_UP_TO = 32
+"""Layers that `runner: auto` unrolls on a CPU; deeper models compile too long."""
+
+
+class Chosen(NamedTuple):
+    """A recipe's model and plan, with nothing left open and nothing allocated.  said: sentences about what was decided."""
+
+    model: Model
+    config: Any
+    source: Source | None
+    spelling: str
+    plan: Plan
+    said: tuple[str, ...]
+
+
+def choose(config: RunConfig, devices: list | None = None) -> Chosen:
+    """The model, layout and plan of a recipe on these devices (by default all).  Raises ValueError where they do not fit each other."""
+    devices = jax.devices() if devices is None else devices
+    model, c, source = model_of(config)
+    if config.data.seq > c.max_seq:
+        raise ValueError(f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq.")
+    said = []
+    spelling = config.layout
+    if spelling == "auto":
+        spelling = default(len(devices), c)
+        said.append(f"layout: {spell(parse(spelling))} (chosen: {len(devices)} device{'s' * (len(devices) > 1)} present)")
+    layout = replace(build(spelling, c, config.data.seq), platform=devices[0].platform)
+    mesh = make_mesh(layout, devices)
+    _check_batch(config, layout.size(layout.batch))
+    how = How(_runner(config, c, devices[0].platform), config.train.remat)
+    packed = config.data.packing == "documents"
+    plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
+    return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
+
+
+def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
+    """The family and the sizes that a recipe asks for, and where its weights come from (None: random)."""
+    if isinstance(config.model, Folder):
+        source = hf.open_folder(Path(config.model.path).expanduser())
+        return source.model, source.config, source
+    return MODELS[config.model.family], config.model.config, None
+
+
+def _runner(config: RunConfig, c: Any, platform: str) -> str:
+    if config.train.runner != "auto":
+        return config.train.runner
+    return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO else "scan"
+
+
+def _check_batch(config: RunConfig, shards: int) -> None:
+    """Refuses a micro-batch whose sequences do not divide over the batch's devices."""
+    rows = config.batch.sequences // config.batch.micro_batches
+    if rows % shards:
+        near = max(shards, round(config.batch.sequences / (shards * config.batch.micro_batches)) * shards * config.batch.micro_batches)
+        raise ValueError(
+            f"{config.batch.sequences} sequences in {config.batch.micro_batches} micro-batches are {rows} each, which {shards} devices cannot share "
+            f"evenly. Use batch.sequences: {near}, or other batch.micro_batches."
+        )
+
+
+def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
+    """The plan as lines for people; allocates nothing."""
+    return list(chosen.said)
+
+
+class Prepared(NamedTuple):
+    """A recipe's tokenizer and data."""
+
+    tokenizer: tokenizers.Tokenizer
+    sets: Sets
+    steps: int
+
+
+def prepare(config: RunConfig, vocab: int, progress: bool = True) -> Prepared:
+    """The data of a recipe, tokenized where it is not yet, and the number of steps.  vocab: the model's; refused if smaller than the tokenizer's."""
+    tokenizer = tokenizers.load(config.tokenizer.path, config.tokenizer)
+    tokenizers.check_vocabulary(tokenizer.size, vocab)
+    sets = open_sets(config.data, tokenizer, config.seed, progress)
+    return Prepared(tokenizer, sets, steps_of(config, sets.train.rows))
+
+
+def steps_of(config: RunConfig, rows: int) -> int:
+    """Optimizer steps of a run: as given, or tokens or epochs rounded up to whole steps.  rows: samples of an epoch."""
+    per_step = config.batch.sequences
+    if config.train.steps is not None:
+        return config.train.steps
+    if config.train.tokens is not None:
+        return math.ceil(config.train.tokens / (per_step * config.data.seq))
+    return math.ceil(config.train.epochs * rows / per_step)
+
+
+def facts(config: RunConfig, chosen: Chosen) -> dict[str, Any]:
+    """What a checkpoint says of itself."""
+    return {
+        "model": {"family": chosen.model.name, **to_tree(chosen.config)},
+        "layout": chosen.spelling,
+        "recipe": to_tree(config),
+        "versions": {"meshloom": __version__, "jax": jax.__version__, "python": platform.python_version()},
+    }
+
+
+def weights(source: Source | None) -> Callable[[Tree], Tree] | None:
+    """shardings -> the weights of a checkpoint; None for random ones."""
+    return None if source is None else lambda where: load(source, where).weights
+
+
+def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
+    """Runs a recipe in a folder: plan, data, training, export.  resume: go on from the folder's newest checkpoint.
+
+    Raises FileExistsError where the folder holds another run and resume was not asked for.
+    """
+    chosen = choose(config)
+    first = jax.process_index() == 0
+    say = print if first else (lambda text: None)
+    if not resume and (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
+        raise FileExistsError(f"{folder} holds a run already. Go on with it by --resume, or give another folder by --out.")
+    with FolderLock(folder) if first else nullcontext() as lock:
+        if lock and lock.said:
+            say(lock.said)
+        ready = _in_turn(lambda: prepare(config, chosen.config.vocab))
+        for line in (*describe_plan(config, chosen), *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
+            say(line)
+        if first:
+            write_text(folder / RESOLVED, dump(config))
+            ready.tokenizer.save(folder / "tokenizer")
+        outcome = loop.train(_run(config, folder, chosen, ready), resume)
+        if outcome.signal is None:
+            target = folder / "hf"
+            hf.save(target, chosen.model, chosen.config, outcome.state.params, tokenizer=folder / "tokenizer", overwrite=True, **_said(chosen.source))
+            say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
+        return outcome
+
+
+def _in_turn(work: Callable[[], Prepared]) -> Prepared:
+    """Work that fills a shared cache: the first process does it, the others then find it done."""
+    if jax.process_count() == 1:
+        return work()
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    done = work() if jax.process_index() == 0 else None
+    sync_global_devices("meshloom prepare")
+    return done or work()
+
+
+def _said(source: Source | None) -> dict[str, Any]:
+    """What an export keeps of the model that the run started from."""
+    return {} if source is None else {"said": source.said, "generation": source.generation}
+
+
+def writer(chosen: Chosen, tokenizer: tokenizers.Tokenizer, config: RunConfig) -> Callable[[Tree], list[str]]:
+    """Parameters in training -> what the model writes behind each of the recipe's prompts."""
+    s = config.sample
+    sampling = Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, tokens=s.tokens, seed=config.seed)
+    plan = chosen.plan
+    return sampler(chosen.model, chosen.config, plan.mesh, plan.layout, tokenizer, s.prompts, sampling, plan.dtype)
+
+
+def _run(config: RunConfig, folder: Path, chosen: Chosen, ready: Prepared) -> Run:
+    """The resolved run."""
+    write = writer(chosen, ready.tokenizer, config) if config.sample.prompts else None
+    return Run(
+        folder=folder,
+        seed=config.seed,
+        model=chosen.model,
+        config=chosen.config,
+        plan=chosen.plan,
+        objective=lm(config.train.z_loss),
+        data=ready.sets.train,
+        valid=ready.sets.valid,
+        steps=ready.steps,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        train=config.train,
+        checkpoint=config.checkpoint,
+        eval=config.eval,
+        sample=config.sample,
+        log=config.log,
+        facts=facts(config, chosen),
+        weights=weights(chosen.source),
+        write=write,
+    )

@@ -1,0 +1,38 @@
+"""Weights from where they rest to where a step needs them; training and generation both start here."""
+
+import jax
+from jax import lax
+
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree
+from meshloom.core.vary import vary
+
+
+def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tree, Tree]:
+    """The weights that a step differentiates, and whole copies where these are shards of weights that the step holds whole (ZeRO-2; None elsewhere).
+
+    Cast to the type of the arithmetic before anything is gathered; marked as varying over the mesh axes on which they work on parts (the batch's
+    and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
+    """
+
+    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        p = vary(p.astype(dtype), (*lay.batch, *parts(lay, s.axes)))
+        dim, axes = gathered(lay, "rest", "step", s)
+        whole = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
+        return (p, whole) if axes and gathered(lay, "grad", "step", s)[1] else (whole, None)
+
+    pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
+    pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]
+    return pick[0], pick[1]
+
+
+def gathered(lay: Layout, before: str, after: str, s: Spec) -> tuple[int, tuple[str, ...]]:
+    """The axis along which an array is gathered from one table to another, and over which mesh axes; (0, ()) for none."""
+    for dim, name in enumerate(s.axes):
+        have, want = getattr(lay, before).get(name, ()), getattr(lay, after).get(name, ())
+        axes = tuple(a for a in have if a not in want)
+        if axes:
+            return dim, axes
+    return 0, ()

@@ -1,0 +1,56 @@
+"""From the loader's rows to arrays on the devices; every process reads the rows of its own devices only."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from meshloom.core.batch import Batch
+from meshloom.data.loader import Batch as Rows
+from meshloom.data.loader import Loader
+
+
+class Feed:
+    """Rows of a global batch [micro, rows / micro, seq] for this process.  where: the batch's shardings; without segments where rows hold one
+    document each or one stream (padding stands last there, so no token sees it)."""
+
+    def __init__(self, where: Batch, micro: int, rows: int, seq: int):
+        self.where, self.micro, self.seq = where, micro, seq
+        self.per_micro = rows // micro
+        sharding: NamedSharding = where.tokens
+        parts = sharding.addressable_devices_indices_map((micro, self.per_micro, seq)).values()
+        spans = [part[1].indices(self.per_micro)[:2] for part in parts]
+        self.first, self.last = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+
+    @property
+    def mine(self) -> np.ndarray:
+        """Places in the global batch of the rows that this process reads."""
+        return np.arange(self.micro * self.per_micro).reshape(self.micro, -1)[:, self.first : self.last].ravel()
+
+    def train(self, loader: Loader, start: int) -> Iterator[Batch]:
+        """Batches without end from sample number `start` on."""
+        return map(self.put, loader.batches(start, self.micro * self.per_micro, self.mine))
+
+    def once(self, loader: Loader, limit: int = 0) -> Iterator[Batch]:
+        """Every row of a held-out set once, or its first `limit`; the last batch is filled up with rows that weigh nothing."""
+        return map(self.put, loader.once(self.micro * self.per_micro, self.mine, limit))
+
+    def put(self, rows: Rows) -> Batch:
+        """This process's rows as parts of global arrays."""
+        return Batch(*(None if where is None else self._put(a, where) for a, where in zip(rows, self._where())))
+
+    def _where(self) -> tuple[NamedSharding | None, ...]:
+        """The shardings, in the order of the loader's fields."""
+        w = self.where
+        return w.tokens, w.targets, w.weights, w.segments, w.positions, w.samples
+
+    def _put(self, rows: np.ndarray, where: NamedSharding) -> jax.Array:
+        local = rows.reshape(self.micro, self.last - self.first, *rows.shape[1:])
+        shape = (self.micro, self.per_micro, *rows.shape[1:])
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            lo, hi, _ = index[1].indices(self.per_micro)
+            return local[:, lo - self.first : hi - self.first]
+
+        return jax.make_array_from_callback(shape, where, part)

@@ -1,0 +1,100 @@
+"""Loss and gradient of one step under any layout: the program that runs on every device at once.
+
+Everything here sees local shards inside one `shard_map`; the collectives are those written below and in `core/leaf.py`, no others.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshloom.core.batch import Batch
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
+from meshloom.core.mesh import partitions
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree
+from meshloom.core.vary import vary, varying
+from meshloom.objectives.lm import Bound, Objective
+from meshloom.plan.plan import Plan
+from meshloom.runner.gather import gather_step, gathered
+
+
+def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
+    """(params, batch [micro, batch, seq], key, scale) -> gradients in the `rest` table, divided by the number of scored tokens; sums for the
+    log over the whole batch; the global norm of the gradients.  scale: the loss scale, undone before anything is returned."""
+    bound, specs, lay = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout
+
+    def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
+        w, whole = gather_step(lay, specs, params, plan.dtype)
+        scored = sum_over(jnp.sum(batch.weights), lay.batch)
+        count = jnp.maximum(scored, 1)
+
+        def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
+            total, sums = objective(bound, w, whole, rows, key)
+            return total * scale, sums
+
+        grads, sums = accumulate(loss, w, batch)
+        grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / (count * scale), specs, grads, is_leaf=is_spec)
+        sums = {name: scored if name == "tokens" else sum_over(a, lay.batch) for name, a in sums.items()}
+        return grads, sums, global_norm(grads)
+
+    if lay.devices == 1:
+        return local
+    rest, rows = partitions(lay, "rest", specs), batch_partition(plan)
+    return jax.shard_map(
+        local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
+    )
+
+
+def batch_partition(plan: Plan) -> Batch:
+    """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
+    rows = PartitionSpec(None, plan.layout.batch or None)
+    return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
+
+
+def batch_shardings(plan: Plan) -> Batch:
+    """Where a step's batch lies."""
+    return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """x summed over mesh axes."""
+    return lax.psum(x, axes) if axes else x
+
+
+def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
+    """The gradient and the sums of every micro-batch, added up in fp32."""
+    step = jax.grad(loss, has_aux=True)
+    first = jax.tree.map(lambda a: a[0], batch)
+    if batch.tokens.shape[0] == 1:
+        grads, sums = step(w, first)
+        return jax.tree.map(lambda g: g.astype(jnp.float32), grads), sums
+
+    def add(total: tuple[Tree, dict], rows: Batch) -> tuple[tuple[Tree, dict], None]:
+        return jax.tree.map(lambda t, new: t + new.astype(jnp.float32), total, step(w, rows)), None
+
+    shapes = jax.eval_shape(step, w, first)
+    zeros = jax.tree.map(lambda s: vary(jnp.zeros(s.shape, jnp.float32), varying(s)), shapes)
+    return lax.scan(add, zeros, batch)[0]
+
+
+def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
+    """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
+    dim, scatter = gathered(lay, "rest", "grad", s)
+    if scatter:
+        g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
+    done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
+    return sum_over(g, tuple(a for a in (*lay.batch, *parts(lay, s.axes)) if a not in done))
+
+
+def global_norm(grads: Tree) -> jax.Array:
+    """The L2 norm over all gradients on all devices: one scalar all-reduce for each way that a gradient may be split."""
+    groups: dict[frozenset[str], jax.Array] = {}
+    for g in jax.tree.leaves(grads):
+        axes = varying(g)
+        groups[axes] = groups.get(axes, 0.0) + jnp.sum(jnp.square(g))
+    return jnp.sqrt(sum(sum_over(total, tuple(sorted(axes))) for axes, total in groups.items()))

@@ -1,0 +1,218 @@
+"""The loop around the train step: feed, step, log, and whatever is due. Goes on from a run's folder."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshloom.core.spec import abstract
+from meshloom.core.tree import Tree
+from meshloom.data.loader import Loader
+from meshloom.models.base import Model
+from meshloom.objectives.lm import Objective
+from meshloom.plan.flops import train_flops
+from meshloom.plan.peak import peak
+from meshloom.plan.plan import Plan
+from meshloom.train import plot
+from meshloom.train.config import (
+    BatchConfig,
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    OptimizerConfig,
+    SampleConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from meshloom.train.feed import Feed
+from meshloom.train.metrics import TIMING, Interval, Line, Metrics
+from meshloom.train.preempt import Preemption
+from meshloom.train.progress import Progress
+from meshloom.train.scale import check_skips
+from meshloom.train.schedule import make_schedule
+from meshloom.train.score import make_score, score
+from meshloom.train.step import State, Step, make_step
+from meshloom.weights.checkpoint import Checkpoints, check_same
+
+
+class Run(NamedTuple):
+    """Everything that a run is, resolved: nothing is decided later."""
+
+    folder: Path
+    seed: int
+    model: Model
+    config: Any
+    plan: Plan
+    objective: Objective
+    data: Loader
+    valid: Loader | None
+    steps: int
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    train: TrainConfig
+    checkpoint: CheckpointConfig
+    eval: EvalConfig
+    sample: SampleConfig
+    log: LogConfig
+    facts: dict[str, Any]
+    """What every checkpoint says of itself: model, layout, recipe, versions. Plain JSON."""
+    weights: Callable[[Tree], Tree] | None
+    """shardings -> the parameters to start from; None: random ones."""
+    write: Callable[[Tree], list[str]] | None
+    """Parameters in the `rest` table -> texts, for the sample hook."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended. step: steps done. signal: what stopped it early, or None. loss: the last validation loss, None where there is none."""
+
+    state: State
+    step: int
+    signal: int | None
+    loss: float | None
+
+
+def train(run: Run, resume: bool = False) -> Outcome:
+    """Trains until run.steps or a signal.  resume: go on from the newest checkpoint of the folder.
+
+    Raises FloatingPointError after too many non-finite steps, OSError where a checkpoint could not be written, ValueError for a resume that
+    does not fit. The step's checkpoint is saved before the step's evaluation, so that a failing evaluation loses nothing.
+    """
+    step = _make_step(run)
+    keep = run.checkpoint
+    with Preemption(keep.grace) as ask, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
+        state, loader, done, partial = begin(run, step, saved, resume)
+        with Metrics(run.folder, run.log.tensorboard, done) as metrics, _progress(run, done) as progress:
+            hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
+            if done:
+                hooks.due(state, done)
+            first, batches = done, hooks.feed.train(loader, done * run.batch.sequences)
+            while done < run.steps and not ask.stop(done):
+                begun = time.perf_counter()
+                batch = next(batches)
+                progress.step(done + 1, time.perf_counter() - begun)
+                state, told = step.run(state, batch)
+                done += 1
+                if done == first + 1:
+                    progress.restart()
+                hooks.log(hooks.interval.push(done, told))
+                saved.check()
+                if _every(done, run.checkpoint.every):
+                    hooks.save(state, loader, done)
+                hooks.due(state, done)
+            return hooks.end(state, loader, done, ask.signal or None)
+
+
+def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State, Loader, int, dict[str, float]]:
+    """The first state, the data, the steps done, and the sums of an unfinished interval: of a new run, or of the newest checkpoint."""
+    newest = saved.latest() if resume else None
+    if newest is None:
+        given = None if run.weights is None else run.weights(step.shardings.params)
+        return step.start(given), run.data, 0, {}
+    info = saved.info(newest)
+    check_same("model", info["model"], run.facts["model"], saved.path(newest))
+    loader, sample = run.data.resume(info["data"])
+    if sample % run.batch.sequences:
+        raise ValueError(f"The run stopped after {sample} samples, which is no whole number of steps of {run.batch.sequences} sequences. Use batch.sequences that divides it.")
+    state = saved.restore(abstract(step.specs, step.shardings), newest)
+    return state, loader, newest, info["interval"]
+
+
+class Hooks:
+    """What happens between steps, and what it needs."""
+
+    def __init__(self, run: Run, step: Step, saved: Checkpoints, metrics: Metrics, progress: Progress, interval: Interval):
+        self.run, self.step, self.saved, self.metrics, self.progress, self.interval = run, step, saved, metrics, progress, interval
+        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.how.seq)
+        self.judge = make_score(run.model, run.config, run.plan)
+        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.how.seq)
+        self.loss: float | None = None
+        self.saved_at = 0
+
+    def log(self, line: Line | None) -> None:
+        """Writes and shows an interval; ends the run where too many steps were not finite."""
+        if self.interval.last:
+            last = self.interval.last
+            check_skips(self.run.train.nonfinite_limit, int(last["consecutive"]), self.progress.done, last["scale"])
+        if line is None:
+            return
+        rate = self.progress.rate(line.tokens)
+        self.metrics.write(line.tree())
+        self.metrics.write({"step": line.step, **rate._asdict()}, TIMING)
+        self.progress.line(line, rate)
+
+    def save(self, state: State, loader: Loader, done: int) -> None:
+        """Sends a checkpoint on its way, with all that an exact resume needs."""
+        self.log(self.interval.read())
+        info = {**self.run.facts, "data": loader.state(done * self.run.batch.sequences), "interval": self.interval.sums}
+        self.saved.save(done, state, info)
+        self.saved_at = done
+        self.progress.restart()
+
+    def due(self, state: State, done: int) -> None:
+        """Validation and text, where their step has come."""
+        last = done == self.run.steps
+        if self.run.valid is not None and (_every(done, self.run.eval.every) and not last):
+            self.validate(state, done)
+        if self.run.write is not None and _every(done, self.run.sample.every) and not last:
+            self.show(state, done)
+
+    def validate(self, state: State, done: int) -> None:
+        """The loss on the held-out set: its first eval.batches batches, or all of it."""
+        self.log(self.interval.read())
+        rows = self.run.eval.batches * self.run.eval.sequences
+        got = score(self.judge, state.params, self.held.once(self.run.valid, rows))
+        self.loss = got.loss
+        values = {"kind": "valid", "step": done, "loss": got.loss, "perplexity": got.perplexity, "accuracy": got.accuracy, "tokens": int(got.tokens)}
+        self.metrics.write(values)
+        self.progress.say(f"step {done:>6,}  validation loss {got.loss:.4f}  perplexity {got.perplexity:.2f}  over {int(got.tokens):,} tokens")
+        self.saved.score(done, got.loss)
+        self.progress.restart()
+
+    def show(self, state: State, done: int) -> None:
+        """What the model writes now."""
+        self.log(self.interval.read())
+        for prompt, text in zip(self.run.sample.prompts, self.run.write(state.params)):
+            self.metrics.write({"kind": "sample", "step": done, "prompt": prompt, "text": text})
+            self.progress.say(f"step {done:>6,}  {prompt}{text}")
+        self.progress.restart()
+
+    def end(self, state: State, loader: Loader, done: int, signal: int | None) -> Outcome:
+        """The last checkpoint, on disk; then, unless a signal hurries, the last validation and text."""
+        self.log(self.interval.read())
+        if self.saved_at != done and done:
+            self.save(state, loader, done)
+        self.saved.wait()
+        if signal is None:
+            if self.run.valid is not None:
+                self.validate(state, done)
+            if self.run.write is not None:
+                self.show(state, done)
+        if self.run.log.plot and self.metrics.writes:
+            plot.draw(self.run.folder)
+        return Outcome(state, done, signal, self.loss)
+
+
+def _every(done: int, every: int) -> bool:
+    return bool(every) and done % every == 0
+
+
+def _eval_rows(run: Run) -> int:
+    """Sequences of an evaluation batch: as asked for, rounded up to what the devices share evenly."""
+    shards = run.plan.layout.size(run.plan.layout.batch)
+    return -(-run.eval.sequences // shards) * shards
+
+
+def _make_step(run: Run) -> Step:
+    """The step's program, with the schedule in its unit."""
+    per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.how.seq}[run.schedule.unit]
+    schedule = make_schedule(run.schedule, run.optimizer.lr, per_step * run.steps)
+    return make_step(run.model, run.config, run.plan, run.objective, run.optimizer, schedule, run.train, run.seed, per_step)
+
+
+def _progress(run: Run, done: int) -> Progress:
+    """The display, with the part of a second that one position takes at the devices' peak."""
+    best = peak(run.train.precision)
+    share = None if best is None else train_flops(run.model, run.config, run.data.how.seq) / (best * run.plan.mesh.size)
+    return Progress(run.steps, done, share, run.batch.sequences * run.data.how.seq)

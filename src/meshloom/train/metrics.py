@@ -1,0 +1,132 @@
+"""What a run writes about itself: `metrics.jsonl` (the same bytes however often the run was killed and resumed), `timing.jsonl`, TensorBoard.
+
+The device is never made to wait: a step's numbers are read when the next step has been sent.
+"""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+
+from meshloom.core.files import write_bytes
+
+SUMS = ("loss", "z", "correct", "tokens")
+"""Added up over an interval; the others are the values of its last step."""
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+
+
+class Line(NamedTuple):
+    """One interval. loss: nats a token, over all tokens of the interval. tokens: scored."""
+
+    step: int
+    loss: float
+    accuracy: float
+    tokens: int
+    norm: float
+    lr: float
+    scale: float
+    skipped: int
+
+    def tree(self) -> dict[str, Any]:
+        """As it is written."""
+        return {"kind": "train", **self._asdict()}
+
+
+class Interval:
+    """Sums since the last line, and the numbers of a step that has not been read yet."""
+
+    def __init__(self, every: int, partial: dict[str, float] | None = None):
+        self.every, self.sums = every, dict.fromkeys(SUMS, 0.0) | (partial or {})
+        self.waiting: tuple[int, dict[str, jax.Array]] | None = None
+        self.last: dict[str, float] = {}
+
+    def push(self, step: int, told: dict[str, jax.Array]) -> Line | None:
+        """Takes a step's numbers; returns the line that the step before completes, if it completes one."""
+        line = self.read()
+        self.waiting = (step, told)
+        return line
+
+    def read(self) -> Line | None:
+        """Reads the waiting step, which waits for the device if it is not done."""
+        if self.waiting is None:
+            return None
+        (step, told), self.waiting = self.waiting, None
+        self.last = {name: float(value) for name, value in jax.device_get(told).items()}
+        for name in SUMS:
+            self.sums[name] += self.last[name]
+        return self.line(step) if step % self.every == 0 else None
+
+    def line(self, step: int) -> Line:
+        """The line of the interval that ends with this step; the next begins empty."""
+        s, self.sums = self.sums, dict.fromkeys(SUMS, 0.0)
+        tokens = max(s["tokens"], 1.0)
+        last = self.last
+        return Line(step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"]))
+
+
+class Metrics:
+    """The files of a run. start: steps done already: lines after them are taken out, so that what follows is written once.
+
+    Lines about the state after step `start` (validation, text) are taken out too: the loop makes them again.
+    """
+
+    def __init__(self, folder: Path, tensorboard: bool, start: int = 0):
+        self.writes = jax.process_index() == 0
+        self.board = None
+        if not self.writes:
+            return
+        for name in (METRICS, TIMING):
+            _cut(folder / name, start)
+        self.files = {name: (folder / name).open("a", encoding="utf-8") for name in (METRICS, TIMING)}
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.writes:
+            for file in self.files.values():
+                file.close()
+        if self.board:
+            self.board.close()
+
+    def write(self, values: dict[str, Any], name: str = METRICS) -> None:
+        """One line, on disk when this returns."""
+        if not self.writes:
+            return
+        file = self.files[name]
+        file.write(json.dumps(values, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        if self.board:
+            for key, value in values.items():
+                if isinstance(value, int | float) and key != "step":
+                    self.board.add_scalar(f"{values.get('kind', 'timing')}/{key}", value, values["step"])
+
+
+def _cut(path: Path, start: int) -> None:
+    """Takes out the lines that a resumed run writes again, and a last line that a crash left half written."""
+    if not path.exists():
+        return
+    raw = path.read_text(encoding="utf-8")
+    kept = [line for line in raw.splitlines(keepends=True) if line.endswith("\n") and _stays(json.loads(line), start)]
+    if "".join(kept) != raw:
+        write_bytes(path, "".join(kept).encode())
+
+
+def _stays(values: dict[str, Any], start: int) -> bool:
+    return values["step"] < start or (values["step"] == start and values.get("kind", "train") == "train")
+
+
+def read(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind (train, valid, sample) of a run."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    return [values for line in path.read_text(encoding="utf-8").splitlines() if (values := json.loads(line))["kind"] == kind]

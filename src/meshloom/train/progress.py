@@ -1,0 +1,83 @@
+"""How a run shows itself while it goes: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from meshloom.train.metrics import Line
+
+
+class Rate(NamedTuple):
+    """Speed since the last line. tokens: scored ones a second. mfu: part of the devices' peak, or None where it is unknown. waiting: part of
+    the time spent on waiting for data."""
+
+    seconds: float
+    tokens: float
+    mfu: float | None
+    waiting: float
+
+
+class Progress:
+    """The display of a run of `steps` steps. share: the part of a second that one position takes at the devices' peak, or None."""
+
+    def __init__(self, steps: int, start: int, share: float | None, positions: int, show: bool = True):
+        self.steps, self.done, self.share, self.positions, self.show = steps, start, share, positions, show
+        self.begun = self.since = time.perf_counter()
+        self.first, self.marked, self.waited = start, start, 0.0
+        self.bar = _bar(steps, start) if show and sys.stdout.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def restart(self) -> None:
+        """Starts the clock anew: after compiling, evaluating or saving, which are not the step's time."""
+        self.since, self.marked, self.waited = time.perf_counter(), self.done, 0.0
+
+    def step(self, done: int, waited: float) -> None:
+        """A step has been sent. waited: seconds that its data took."""
+        self.done, self.waited = done, self.waited + waited
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=done)
+
+    def rate(self, tokens: int) -> Rate:
+        """The speed since the last call. tokens: scored in that time."""
+        seconds, steps = max(time.perf_counter() - self.since, 1e-9), self.done - self.marked
+        mfu = None if self.share is None else self.share * steps * self.positions / seconds
+        rate = Rate(seconds, tokens / seconds, mfu, self.waited / seconds)
+        self.restart()
+        return rate
+
+    def line(self, line: Line, rate: Rate) -> None:
+        """Shows an interval."""
+        mfu = "" if rate.mfu is None else f"  MFU {rate.mfu:.0%}"
+        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  norm {line.norm:.2f}  {rate.tokens:,.0f} tok/s{mfu}"
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], told=text)
+        elif self.show:
+            left = (time.perf_counter() - self.begun) / max(1, self.done - self.first) * (self.steps - self.done)
+            print(f"step {line.step:>6,}/{self.steps:,}  {text}  left {left / 60:.0f}:{left % 60:02.0f}", flush=True)
+
+    def say(self, text: str) -> None:
+        """A sentence above the bar."""
+        if self.bar:
+            self.bar.console.print(text, markup=False, highlight=False)
+        elif self.show:
+            print(text, flush=True)
+
+
+def _bar(steps: int, start: int):
+    """A bar with step, loss, speed and time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Rich
+
+    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[told]}"))
+    bar = Rich(*columns, refresh_per_second=4)
+    bar.add_task("", total=steps, completed=start, told="compiling")
+    return bar

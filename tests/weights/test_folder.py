@@ -1,0 +1,42 @@
+"""A folder is whole or not there."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from meshloom.weights.folder import whole_folder
+
+
+def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "a" / "b") as new:
+        (new / "file").write_text("x")
+        assert not (tmp_path / "a" / "b").exists()
+    assert (tmp_path / "a" / "b" / "file").read_text() == "x"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_nothing_is_left_of_a_failure_and_the_old_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").touch()
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "a", overwrite=True) as new:
+        (new / "file").touch()
+        raise RuntimeError
+    assert [p.name for p in tmp_path.rglob("*")] == ["a", "old"]
+
+
+def test_files_are_overwritten_only_if_told(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with whole_folder(tmp_path / "a") as new:
+        (new / "one").touch()
+    with pytest.raises(FileExistsError, match="exists already"), whole_folder(tmp_path / "a"):
+        pass
+    with whole_folder(tmp_path / "a", overwrite=True) as new:
+        (new / "two").touch()
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["two"]
+
+
+def test_a_full_disk_is_reported_with_the_folder_and_the_free_bytes(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left: could not write .*a \(\d+ bytes free") as error, whole_folder(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, "No space left")
+    assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
