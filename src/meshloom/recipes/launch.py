@@ -30,7 +30,7 @@ from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
 from meshloom.weights import hf
-from meshloom.weights.load import Source, load
+from meshloom.weights.load import Source, check, load
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 UNROLL_UP_TO = 32
@@ -54,7 +54,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     model, c, source = model_of(config)
     if config.data.seq > c.max_seq:
         raise ValueError(f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq.")
-    said = []
+    said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
         spelling = default(len(devices), c)
@@ -131,6 +131,7 @@ def facts(config: RunConfig, chosen: Chosen) -> dict[str, Any]:
         "layout": chosen.spelling,
         "recipe": to_tree(config),
         "versions": {"meshloom": __version__, "jax": jax.__version__, "python": platform.python_version()},
+        **({"huggingface": _said(chosen.source)} if chosen.source else {}),
     }
 
 
