@@ -143,7 +143,9 @@ class FolderLock:
                 "Wait until it ends, or give this run another folder."
             ) from None
         if owner:
-            self.said = f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            self.said = (
+                f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            )
         self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self
 

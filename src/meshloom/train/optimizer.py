@@ -303,7 +303,9 @@ def state_specs(tx: optax.GradientTransformation, specs: Tree) -> Tree:
         kept = _kept(fields, owner) if owner and leaf.shape else ()
         if leaf.shape != tuple(owner.shape[i] for i in kept) if owner else leaf.shape:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand.")
+            raise ValueError(
+                f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand."
+            )
         pick = lambda values: tuple(values[i] for i in kept)
         return Spec(leaf.shape, pick(owner.axes) if owner else (), ZEROS, str(leaf.dtype), pick(owner.used) if owner else ())
 
