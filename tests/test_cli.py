@@ -114,7 +114,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_a_bug_says_so_and_exits_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    worker(monkeypatch, "recipes.launch", choose=lambda config: [].index(1))  # a ValueError that is none of our sentences
+    worker(monkeypatch, "recipes.launch", describe_plan=None, choose=lambda config: [].index(1))  # a ValueError that is none of our sentences
     assert cli.main(["train", "quickstart", "--dry-run"]) == 70
     assert "Run again with --debug" in capsys.readouterr().err
 
@@ -176,7 +176,7 @@ def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(config):
         raise KeyboardInterrupt
 
-    worker(monkeypatch, "recipes.launch", choose=choose)
+    worker(monkeypatch, "recipes.launch", choose=choose, describe_plan=None)
     assert cli.main(["train", "quickstart", "--dry-run"]) == 130
 
 

@@ -87,6 +87,7 @@ def evaluate(
     step: int | None = None,
     sequences: int = 8,
     limit: int = 0,
+    seq: int = 0,
     layout: str = "auto",
     json: Flag = False,
     machine: Machine = Machine(),
@@ -105,15 +106,17 @@ def evaluate(
         Sequences scored at once. It does not change the result.
     limit
         Sequences scored in all; 0 scores every one.
+    seq
+        Tokens in a sequence; 0 takes what the model was trained with. The result depends on it.
     layout
         How the work is spread over devices.
     json
         Print one JSON object.
     """
     cli_base.start(machine)
-    from .train import evaluate as worker
+    from .recipes import evaluate as worker
 
-    scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout)
+    scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout, seq=seq)
     worker.show(scores, json=json)
     return OK
 

@@ -76,7 +76,7 @@ def test_a_neighbour_document_has_exactly_no_effect(row):
     q, k, v, w = arrays(67, 4, 2)
     segments = documents(67)
     mine = (segments == 2)[..., None, None]
-    run = lambda *a: A.KERNELS[row].run(*a, scale=0.25, segments=(segments, segments))  # noqa: E731
+    run = lambda *a: A.KERNELS[row].run(*a, scale=0.25, segments=(segments, segments))
     first = both(run, q, k, v, w * mine)
     other = both(run, *(jnp.where(mine, x, x * 3 + 1) for x in (q, k, v)), w * mine)
     for a, b in zip(first, other):
@@ -110,7 +110,7 @@ def test_over_devices(packed):
     segments = (documents(32, 4),) * 2 if packed else None
     mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spec, rows = P("data", None, "tensor"), (P("data"),) * 2 if packed else None
-    run = lambda q, k, v, s: causal_blocks(q, k, v, s, scale=0.25, block=8)  # noqa: E731
+    run = lambda q, k, v, s: causal_blocks(q, k, v, s, scale=0.25, block=8)
     f = jax.shard_map(run, mesh=mesh, in_specs=(spec, spec, spec, rows), out_specs=spec)
     got = both(lambda q, k, v: f(q, k, v, segments), q, k, v, w)
     same(got, both(lambda q, k, v: A.attention(q, k, v, scale=0.25, segments=segments), q, k, v, w))

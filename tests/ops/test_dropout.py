@@ -41,7 +41,7 @@ def test_any_cut_gives_the_same_mask(spec):
 
 
 def test_gradient_uses_the_same_mask_also_under_remat():
-    f = lambda x: dropout(x, KEY, 0.5, CELLS)  # noqa: E731
+    f = lambda x: dropout(x, KEY, 0.5, CELLS)
     want = jnp.where(f(X) != 0, 2.0, 0.0)
     assert (jax.grad(lambda x: f(x).sum())(X) == want).all()
     assert (jax.grad(jax.checkpoint(lambda x: f(x).sum()))(X) == want).all()

@@ -158,7 +158,9 @@ def test_changed_model_names_the_fields():
     old, new = {"embed": 64, "attn": {"heads": 4, "window": None}}, {"embed": 64, "attn": {"heads": 8, "window": None}, "tied": True}
     assert differences(old, new) == ["attn.heads: 4 -> 8", "tied: absent -> True"] and differences({"a": (1, 2)}, {"a": [1, 2]}) == []
     check_same("model", old, old, "run")
-    with pytest.raises(ValueError, match=r"run was made with another model \(attn.heads: 4 -> 8; tied: absent -> True\). Set these fields back"):
+    with pytest.raises(
+        ValueError, match=r"run was made with another model \(attn.heads: 4 -> 8; tied: absent -> True\). Set these fields back"
+    ):
         check_same("model", old, new, "run")
 
 
@@ -189,7 +191,10 @@ def largest(folder):
 
 
 DAMAGE = {
-    "one bit": (lambda p: p.write_bytes(p.read_bytes()[:500] + bytes([p.read_bytes()[500] ^ 1]) + p.read_bytes()[501:]), "has other contents than were"),
+    "one bit": (
+        lambda p: p.write_bytes(p.read_bytes()[:500] + bytes([p.read_bytes()[500] ^ 1]) + p.read_bytes()[501:]),
+        "has other contents than were",
+    ),
     "cut short": (lambda p: p.write_bytes(p.read_bytes()[:100]), "has 100 bytes instead of"),
     "lost": (lambda p: p.unlink(), "cannot be read"),
 }
@@ -264,7 +269,11 @@ def test_nothing_is_removed_before_the_new_one_is_whole(tmp_path, monkeypatch):
 
 def run_python(code, *args, env=None, check=True, **options):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)], capture_output=True, text=True, env={**os.environ, **(env or {})}, **options
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        **options,
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -297,7 +306,10 @@ def test_full_disk_leaves_the_previous(tmp_path):
         checkpoints.save(3, {"w": jnp.arange(100_000.0)}, {}); checkpoints.wait()
         print("AFTER", checkpoints.steps())
     """
-    mounted = os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(tmp_path)], capture_output=True).returncode == 0
+    mounted = (
+        os.getuid() == 0
+        and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(tmp_path)], capture_output=True).returncode == 0
+    )
     try:
         out = run_python(code, tmp_path, "disk" if mounted else "limit", timeout=60).stdout
     finally:
@@ -363,7 +375,10 @@ def test_two_processes_write_one_reads(tmp_path):
         checkpoints.close()
     """)
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    pair = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(port), str(i)], env=env, stderr=subprocess.PIPE, text=True) for i in (0, 1)]
+    pair = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(port), str(i)], env=env, stderr=subprocess.PIPE, text=True)
+        for i in (0, 1)
+    ]
     try:
         said = [p.communicate(timeout=80)[1] for p in pair]
     finally:

@@ -9,7 +9,8 @@ import pytest
 from goldens import small
 from meshloom.weights import convert as module
 from meshloom.weights import hf
-from meshloom.weights.convert import convert, kind_of
+from meshloom.weights.convert import convert
+from meshloom.weights.load import load
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_a_folder_is_converted_and_proved(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "in" / "tokenizer.json").write_bytes(b"{}")
     assert convert(tmp_path / "in", tmp_path / "out", old_config=True, check=True)
     lines = capsys.readouterr().out
-    assert "loaded 26 of 26 tensors" in lines and "all 14 parameters are equal bit for bit" in lines and "logits were not compared" in lines
+    assert "loaded 26 of 26 tensors, 0 missing, 0 unexpected, a llama model" in lines and "all 14 parameters are equal bit for bit" in lines and "logits were not compared" in lines
     assert "rope_theta" in hf.open_folder(tmp_path / "out").said
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{}"
     assert (tmp_path / "out" / "model.safetensors").stat().st_size == pytest.approx(
@@ -56,18 +57,25 @@ def test_a_wrong_conversion_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(b"\x80\x04")
-    for path, message in (
-        (tmp_path / "x.bin", "is a pickle"),
-        (tmp_path / "none", "does not exist"),
-        (tmp_path, "neither a Hugging Face folder"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kind_of(path)
-    with pytest.raises(ValueError, match="'onnx' is not a format that can be written. These are: hf"):
+    with pytest.raises(ValueError, match="'onnx' is not a format that can be written. These are: hf, meshloom"):
         convert(small.FOLDER / "llama", tmp_path / "out", to="onnx")
     with pytest.raises(FileExistsError, match="exists already"):
-        convert(small.FOLDER / "llama", tmp_path)
+        convert(small.FOLDER / "llama", small.FOLDER)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("mixed", [False, True], ids=["one dtype", "several dtypes"])
+def test_to_a_checkpoint_and_back_is_equal_bit_for_bit(tmp_path: Path, mixed: bool) -> None:
+    """Tensors with their dtypes, config.json, generation_config.json, tokenizer."""
+    first = small.source("qwen3_windows_biases")
+    kinds = {name: np.dtype(np.float32) if "norm" in name and mixed else t.dtype for name, t in first.tensors.items()}
+    words = {"tokenizer.json": "{}", "tokenizer_config.json": "{ }"}
+    hf.save(tmp_path / "a", first.model, first.config, load(first).weights, dtype=kinds, said=first.said, generation={"eos_token_id": [2, 7]}, tokenizer=words)
+    assert convert(tmp_path / "a", tmp_path / "b", to="meshloom", check=True, say=lambda line: None)
+    assert convert(tmp_path / "b", tmp_path / "c", check=True, say=lambda line: None)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "c").iterdir()) and len(names) == 5
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "c" / name).read_bytes() for name in names)
 
 
 @pytest.mark.parity

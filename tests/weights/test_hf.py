@@ -81,6 +81,15 @@ def test_unknown_ids_are_null_so_that_no_default_of_a_class_creeps_in(tmp_path: 
     assert after.said["eos_token_id"] is None and after.said["bos_token_id"] is None
 
 
+def test_a_new_models_ids_are_those_of_its_tokenizer(tmp_path: Path) -> None:
+    words = {"model": {"vocab": {"a": 0, "</s>": 5}}, "added_tokens": [{"content": "<pad>", "id": 9}]}
+    named = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "bos_token": None}
+    texts = {"tokenizer.json": json.dumps(words), "tokenizer_config.json": json.dumps(named)}
+    after = export(small.source("llama"), tmp_path / "out", said={}, tokenizer=texts)
+    for file in (after.said, json.loads((tmp_path / "out" / "generation_config.json").read_text())):
+        assert (file["eos_token_id"], file["pad_token_id"], file["bos_token_id"]) == (5, 9, None)
+
+
 def test_tokenizer_files_are_equal_byte_for_byte(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

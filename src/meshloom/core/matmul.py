@@ -16,7 +16,7 @@ from meshloom.core.vary import alike
 def dense(x: Array, w: Array) -> Array:
     """x @ w over x's last axis.  x: [..., i].  w: [i, ...o].  Returns [..., ...o], x's dtype; sums in fp32 where the device can."""
     flat = _dot(*alike(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), False)
-    return flat.reshape(*x.shape[:-1], *w.shape[1:])
+    return flat.reshape(*x.shape[:-1], *w.shape[1:])  # type: ignore  # custom_vjp hides its result
 
 
 def contract(eq: str, x: Array, w: Array) -> Array:
@@ -28,7 +28,7 @@ def contract(eq: str, x: Array, w: Array) -> Array:
     rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
     columns = w.shape[: w.ndim - n] if transposed else w.shape[n:]
     w2 = w.reshape(-1, inner) if transposed else w.reshape(inner, -1)
-    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)
+    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)  # type: ignore  # custom_vjp hides its result
 
 
 @functools.cache

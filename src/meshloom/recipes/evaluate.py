@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from meshloom.core.config import load as load_section
 from meshloom.core.mesh import make_mesh, shardings
@@ -58,9 +59,7 @@ def evaluate(path: str, data: tuple[str, ...] = (), *, step: int | None = None, 
     rows = -(-sequences // lay.size(lay.batch)) * lay.size(lay.batch)
     feed = Feed(batch_shardings(plan), 1, rows, section.seq)
     whole = limit == 0 or limit >= valid.rows
-    if not whole:
-        valid = valid.first(limit)
-    got = score(make_score(opened.model, opened.config, plan), params, feed.once(valid))
+    got = score(make_score(opened.model, opened.config, plan), params, feed.once(valid, limit))
     if not got.tokens:
         raise ValueError("Not one token of this text can be scored: every document has a single token. Give longer text.")
     return _scores(opened, got, valid, tokenizer, section, whole)
@@ -94,8 +93,8 @@ def _scores(opened: Opened, got: Score, valid: Loader, tokenizer: tokenizers.Tok
     """The report. Bytes are those of all documents' text but each one's first token; of a part of the rows, in proportion to its tokens."""
     size = documents = 0
     for part in valid.parts:
-        starts, lengths = part.stream.starts, part.stream.lengths
-        for start, length in zip(starts, lengths):
+        lengths = np.diff(part.stream.ends, prepend=0)
+        for start, length in zip(part.stream.starts, lengths):
             ids = part.stream.store.tokens[start : start + length]
             size += len(tokenizer.decode(ids[1:], skip_special=True).encode())
             documents += 1

@@ -94,7 +94,7 @@ def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ct
         caches.append(cache)
     if isinstance(layers.cache, list):
         return x, [cache for part in caches for cache in part]
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)  # type: ignore
 
 
 def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:

@@ -22,6 +22,8 @@ from meshloom.weights.load import Source, load
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """--precision -> type of the arithmetic."""
+SECTION = tokenizers.TokenizerSection(control_text="control")
+"""A prompt may hold control tokens, such as those of a chat template."""
 
 
 class Found(NamedTuple):
@@ -75,14 +77,14 @@ def find(path: str | Path, step: int | None = None) -> Found:
 
 
 def _from_hf(path: Path, step: int | None) -> Found:
-    return _found(hf.open_folder(path), tokenizers.load(str(path)))
+    return _found(hf.open_folder(path), tokenizers.load(str(path), SECTION.model_copy(update={"path": str(path)})))
 
 
 def _from_gguf(path: Path, step: int | None) -> Found:
     opened = gguf.read(path)
     made = opened.tokenizer()
     files = {"tokenizer.json": made.json.encode(), "tokenizer_config.json": jsonlib.dumps(made.config).encode()}
-    return _found(opened.source, tokenizers.Tokenizer(files, tokenizers.TokenizerSection(), str(path)))
+    return _found(opened.source, tokenizers.Tokenizer(files, SECTION, str(path)))
 
 
 def _found(source: Source, tokenizer: tokenizers.Tokenizer) -> Found:

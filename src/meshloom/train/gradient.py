@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import Layout
@@ -54,6 +54,11 @@ def batch_partition(plan: Plan) -> Batch:
     """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
     rows = PartitionSpec(None, plan.layout.batch or None)
     return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
+
+
+def batch_shardings(plan: Plan) -> Batch:
+    """Where a step's batch lies."""
+    return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -261,7 +261,7 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
     ) -> tuple[Tree, Tree]:
         scaled = jax.tree.map(lambda g: g * factor, grads)
         towards, state = direction.update(scaled, state, params, finite=finite)
-        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)
+        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)  # type: ignore
         return jax.tree.map(step, mask, towards, params), state
 
     return optax.GradientTransformationExtraArgs(direction.init, update)
@@ -303,7 +303,9 @@ def state_specs(tx: optax.GradientTransformation, specs: Tree) -> Tree:
         kept = _kept(fields, owner) if owner and leaf.shape else ()
         if leaf.shape != tuple(owner.shape[i] for i in kept) if owner else leaf.shape:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand.")
+            raise ValueError(
+                f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand."
+            )
         pick = lambda values: tuple(values[i] for i in kept)
         return Spec(leaf.shape, pick(owner.axes) if owner else (), ZEROS, str(leaf.dtype), pick(owner.used) if owner else ())
 

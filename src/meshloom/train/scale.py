@@ -48,7 +48,9 @@ def next_scale(c: LossScaleConfig, precision: str, state: Scale, finite: Array) 
     good = jnp.where(finite, state.good + 1, 0)
     grow, shrink = good >= c.window, patience <= 0
     shrink = jnp.logical_and(shrink, jnp.logical_not(finite))
-    scale = jnp.where(grow, jnp.minimum(state.scale * 2, c.maximum), jnp.where(shrink, jnp.maximum(state.scale / 2, c.minimum), state.scale))
+    scale = jnp.where(
+        grow, jnp.minimum(state.scale * 2, c.maximum), jnp.where(shrink, jnp.maximum(state.scale / 2, c.minimum), state.scale)
+    )
     return counted._replace(
         scale=scale,
         good=jnp.where(grow, 0, good),

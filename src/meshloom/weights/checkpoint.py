@@ -48,7 +48,9 @@ def read_info(path: str | os.PathLike) -> dict:
     except ValueError as error:
         raise ValueError(f"{path / 'info.json'} is damaged: {error}. Use another checkpoint.") from None
     if info.get("format") != FORMAT:
-        raise ValueError(f"{path} has checkpoint format {info.get('format')}; this version reads format {FORMAT}. Use the version that wrote it.")
+        raise ValueError(
+            f"{path} has checkpoint format {info.get('format')}; this version reads format {FORMAT}. Use the version that wrote it."
+        )
     return info
 
 
@@ -103,7 +105,7 @@ def check_same(what: str, saved: Mapping, now: Mapping, path: str | os.PathLike)
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _key_impl(x: Any) -> str:
@@ -124,7 +126,9 @@ def _wanted(x: Any) -> jax.ShapeDtypeStruct:
     if _is_key(x):
         data = jax.eval_shape(jax.random.key_data, x)
         if isinstance(place, jax.sharding.NamedSharding):
-            place = jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec(*place.spec, *[None] * (x.ndim - len(place.spec) + 1)))
+            place = jax.sharding.NamedSharding(
+                place.mesh, jax.sharding.PartitionSpec(*place.spec, *[None] * (x.ndim - len(place.spec) + 1))
+            )
         return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=place)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
@@ -138,7 +142,11 @@ def _check_arrays(path: Path, saved: Mapping[str, dict], wanted: Mapping[str, An
     missing = [n for n in wanted if n not in saved]
     extra = [] if part else [n for n in saved if n not in wanted]
     other = [f"{n} {saved[n]} -> {_describe(x)}" for n, x in wanted.items() if n in saved and saved[n] != _describe(x)]
-    found = [f"{what} {', '.join(names)}" for what, names in (("it lacks", missing), ("it has besides", extra), ("these differ:", other)) if names]
+    found = [
+        f"{what} {', '.join(names)}"
+        for what, names in (("it lacks", missing), ("it has besides", extra), ("these differ:", other))
+        if names
+    ]
     if found:
         raise ValueError(
             f"{path} does not fit what is to be restored ({len(saved)} arrays saved, {len(wanted)} wanted): {'; '.join(found)}. "

@@ -1,33 +1,26 @@
 """Conversions between formats, with a proof that nothing changed."""
 
-import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshloom.core.config import to_tree
 from meshloom.core.tree import Tree
-from meshloom.models.base import Model
-from meshloom.weights import gguf, hf
-from meshloom.weights.folder import check_free
-from meshloom.weights.load import load
+from meshloom.weights import hf
+from meshloom.weights.checkpoint import Checkpoints
+from meshloom.weights.load import check as check_source
+from meshloom.weights.folder import check_free, whole_folder
+from meshloom.weights.opened import Opened, open_model
 from meshloom.weights.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
+from meshloom.weights.rows import make_map
 
-
-class Held(NamedTuple):
-    """A model in memory, with what its format keeps beside the weights."""
-
-    model: Model
-    config: Any
-    weights: Tree
-    dtype: str | Mapping[str, np.dtype]
-    """Of the stored tensors: one for all, or by Hugging Face name."""
-    said: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    tokenizer: Path | Mapping[str, str] | None
+Dtype = str | Mapping[str, str]
+"""Type of the stored tensors: one for all, or one for each Hugging Face name."""
 
 
 def convert(
@@ -43,101 +36,85 @@ def convert(
     limit: float = 1e-4,
     say: Callable[[str], None] = print,
 ) -> bool:
-    """Converts a model.  source: a Hugging Face folder, a GGUF file or a Meshloom run.  to: a row of WRITERS.  dtype: of the result; not given,
-    that of the source.  check: the result is read again and compared bit for bit, and its logits with those of `transformers` where that is
-    installed.  limit: on the difference of logits.  Returns False where the check found a difference.  say: takes lines for people.
+    """Converts a model.  source: whatever `open_model` opens.  to: a row of WRITERS.  dtype: of the result; not given, that of the source.
+    check: the result is read again and compared bit for bit, and its logits with those of `transformers` where that is installed.
+    limit: on the difference of logits.  say: takes lines for people.  Returns False where the check found a difference.
+    Raises FileExistsError where `target` holds files and overwrite was not asked for.
     """
     if to not in WRITERS:
         raise ValueError(f"'{to}' is not a format that can be written. These are: {', '.join(WRITERS)}.")
     source, target = Path(source), Path(target)
     check_free(target, overwrite)
-    held = READERS[kind_of(source)](source, step, say)
-    held = held if dtype is None else held._replace(dtype=dtype)
-    WRITERS[to](held, target, old_config, overwrite)
+    opened = open_model(source, step)
+    weights = opened.weights(None)
+    say(f"{opened.name}: {check_source(opened.source) if opened.source else 'a checkpoint of ours'}, a {opened.model.name} model")
+    kinds = stored_dtype(opened) if dtype is None else dtype
+    WRITERS[to](opened, weights, kinds, target, old_config, overwrite)
     say(f"wrote {target}")
     if not check:
         return True
-    found = prove(held, source, target, limit)
+    found = prove(opened, weights, kinds if to == "hf" else "float32", source, target, limit)
     for line in found.lines:
         say(line)
     return found.equal
 
 
-def kind_of(source: Path) -> str:
-    """The format of a file or folder: a row of READERS.  Raises ValueError for one that is none, naming pickles as what they are."""
-    if source.is_file() and source.open("rb").read(4) == b"GGUF":
-        return "gguf"
-    if (source / "config.json").is_file():
-        return "hf"
-    if not source.exists():
-        raise ValueError(f"{source} does not exist. Give a Hugging Face folder, a GGUF file or a run.")
-    if source.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
-        raise ValueError(f"{source} is a pickle, which can run any code and is never opened. Ask for a safetensors version of the model.")
-    raise ValueError(f"{source} is neither a Hugging Face folder (config.json), nor a GGUF file, nor a run.")
+def stored_dtype(opened: Opened) -> Dtype:
+    """The type that the source's tensors have: by name where they differ; fp32 for quantised ones and for our own training."""
+    names = [place.theirs for place in make_map(opened.model.hf(opened.config), opened.model.specs(opened.config)).places]
+    if opened.source is None:
+        return opened.info.get("huggingface", {}).get("dtype", "float32")
+    if not set(names) <= set(opened.source.tensors):
+        return "float32"
+    kinds = {name: str(opened.source.tensors[name].dtype) for name in names}
+    return kinds if len(set(kinds.values())) > 1 else kinds[names[0]]
 
 
-def _read_hf(folder: Path, step: int | None, say: Callable[[str], None]) -> Held:
-    source = hf.open_folder(folder)
-    loaded = load(source)
-    say(loaded.report)
-    kinds = {name: tensor.dtype for name, tensor in source.tensors.items()}
-    tokenizer = folder if hf.tokenizer_files(folder) else None
-    return Held(source.model, source.config, loaded.weights, kinds, source.said, source.generation, tokenizer)
+def _write_hf(opened: Opened, weights: Tree, dtype: Dtype, target: Path, old: bool, overwrite: bool) -> None:
+    kinds = dtype if isinstance(dtype, str) else {name: np.dtype(jnp.dtype(kind)) for name, kind in dtype.items()}
+    kept = {"said": opened.said, "generation": opened.generation, "tokenizer": opened.tokenizer}
+    hf.save(target, opened.model, opened.config, weights, dtype=kinds, old=old, overwrite=overwrite, **kept)
 
 
-def _read_gguf(path: Path, step: int | None, say: Callable[[str], None]) -> Held:
-    file = gguf.read(path)
-    loaded = load(file.source)
-    say(loaded.report)
-    words = file.tokenizer()
-    texts = {"tokenizer.json": words.json, "tokenizer_config.json": json.dumps(words.config, indent=2, ensure_ascii=False) + "\n"}
-    return Held(file.source.model, file.source.config, loaded.weights, "float32", {}, file.source.generation, texts)
+def _write_meshloom(opened: Opened, weights: Tree, dtype: Dtype, target: Path, old: bool, overwrite: bool) -> None:
+    """A folder like a run's: its checkpoint of step 0 holds the weights alone, in fp32, and what Hugging Face's files said."""
+    said = {"said": opened.said, "generation": opened.generation, "dtype": dtype}
+    info = {"model": {"family": opened.model.name, **to_tree(opened.config)}, "huggingface": said}
+    with whole_folder(target, overwrite) as new:
+        with closing(Checkpoints(new / "checkpoints")) as checkpoints:
+            checkpoints.save(0, {"params": weights}, info)
+        if opened.tokenizer is not None:
+            (new / "tokenizer").mkdir()
+            hf.write_tokenizer(opened.tokenizer, new / "tokenizer")
 
 
-def _write_hf(held: Held, target: Path, old: bool, overwrite: bool) -> None:
-    hf.save(
-        target,
-        held.model,
-        held.config,
-        held.weights,
-        dtype=held.dtype,
-        old=old,
-        said=held.said,
-        generation=held.generation,
-        tokenizer=held.tokenizer,
-        overwrite=overwrite,
-    )
-
-
-READERS: dict[str, Callable[[Path, int | None, Callable[[str], None]], Held]] = {"hf": _read_hf, "gguf": _read_gguf}
-"""Format -> reader of a path (and a run's step)."""
-WRITERS: dict[str, Callable[[Held, Path, bool, bool], None]] = {"hf": _write_hf}
+WRITERS: dict[str, Callable[[Opened, Tree, Dtype, Path, bool, bool], None]] = {"hf": _write_hf, "meshloom": _write_meshloom}
 """Format -> writer of a model to a folder."""
 
 
-def prove(held: Held, source: Path, target: Path, limit: float = 1e-4) -> Proof:
-    """Reads a conversion's result again: bits against what was held, rounded to the stored dtype; its logits against those of `transformers`
-    from whichever of the two is a Hugging Face folder."""
+def prove(opened: Opened, weights: Tree, dtype: Dtype, source: Path, target: Path, limit: float = 1e-4) -> Proof:
+    """Reads a conversion's result again: bits against the weights as that dtype rounds them; its logits against those of `transformers` from
+    whichever of the two is a Hugging Face folder.  dtype: that the weights went through."""
     from meshloom.runner.forward import logits
 
-    again = READERS[kind_of(target)](target, None, lambda line: None)
-    proofs = [same_bits(_rounded(held), again.weights, f"{target} read again")]
-    if again.config != held.config:
-        proofs.append(Proof((f"the configuration DIFFERS: {held.config} was written, {again.config} was read",), False))
-    tokens = sample_tokens(held.config.vocab, held.config.max_seq)
-    theirs = next((transformers_logits(path, tokens) for path in (target, source) if kind_of(path) == "hf"), None)
+    model, c = opened.model, opened.config
+    again = open_model(target)
+    read = again.weights(None)
+    proofs = [same_bits(_rounded(weights, dtype), read, f"{target} read again")]
+    if again.config != c:
+        proofs.append(Proof((f"the configuration DIFFERS: {c} was written, {again.config} was read",), False))
+    tokens = sample_tokens(c.vocab, c.max_seq)
+    theirs = next((transformers_logits(path, tokens) for path in (target, source) if (path / "config.json").is_file()), None)
     if theirs is None:
-        proofs.append(
-            Proof(("logits were not compared: transformers and torch are not installed, or neither side is a Hugging Face folder",), True)
-        )
+        why = "transformers and torch are not installed, or neither side is a Hugging Face folder"
+        proofs.append(Proof((f"logits were not compared: {why}",), True))
     else:
-        proofs.append(same_logits(our_logits(logits, held.model, held.config, again.weights, tokens), theirs, limit))
+        proofs.append(same_logits(our_logits(logits, model, c, read, tokens), theirs, limit))
     return Proof(tuple(line for p in proofs for line in p.lines), all(p.equal for p in proofs))
 
 
-def _rounded(held: Held) -> Tree:
-    """The weights as they come back from the dtype that they are stored in."""
-    if not isinstance(held.dtype, str):
-        return held.weights
-    kind = jnp.dtype(held.dtype)
-    return jax.tree.map(lambda x: x.astype(kind).astype(x.dtype), held.weights)
+def _rounded(weights: Tree, dtype: Dtype) -> Tree:
+    """The weights as they come back from the type that they are stored in; where that differs by tensor, it is the source's, which loses nothing."""
+    if not isinstance(dtype, str):
+        return weights
+    return jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)).astype(x.dtype), weights)

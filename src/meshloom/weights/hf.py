@@ -1,6 +1,7 @@
 """Hugging Face folders: config.json, generation_config.json, safetensors files, tokenizer files. Both ways."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,23 +145,33 @@ def save(
             pass
         return
     with whole_folder(folder, overwrite) as target:
-        most = max(set(kinds.values()), key=lambda kind: sum(np.prod(p.shape) for p in places if kinds[p.theirs] == kind))
-        _write_json(target / "config.json", config_json(model, c, str(most), old, said or {}, generation or {}))
-        _write_json(target / "generation_config.json", {**(generation or {}), **_token_ids(said or {}, generation or {})})
-        _write_tensors(target, places, kinds, _values(places, weights), file_bytes)
+        most = max(set(kinds.values()), key=lambda kind: sum(math.prod(p.shape) for p in places if kinds[p.theirs] == kind))
         if tokenizer is not None:
             write_tokenizer(tokenizer, target)
+        ids = token_ids(said or {}, generation or {}, target)
+        _write_json(target / "config.json", config_json(model, c, str(most), old, said or {}) | ids)
+        _write_json(target / "generation_config.json", {**(generation or {}), **ids})
+        _write_tensors(target, places, kinds, _values(places, weights), file_bytes)
 
 
-def config_json(model: Model, c: Any, dtype: str, old: bool, said: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json: what the configuration says, the token ids, and the rest of `said`."""
+def config_json(model: Model, c: Any, dtype: str, old: bool, said: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json: what the configuration says, and the rest of `said`."""
     kept = {key: value for key, value in said.items() if key not in SCHEMA_KEYS}
-    return {**kept, **model.to_hf(c, old), **_token_ids(said, generation), "torch_dtype" if old else "dtype": dtype}
+    return {**kept, **model.to_hf(c, old), "torch_dtype" if old else "dtype": dtype}
 
 
-def _token_ids(said: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Token ids for both files: generation's, else config's, else null (so that no default of a class creeps in)."""
-    return {key: generation.get(key) if generation.get(key) is not None else said.get(key) for key in TOKEN_IDS}
+def token_ids(said: Mapping[str, Any], generation: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Token ids for both files: generation's, else config's, else those of the tokenizer in the folder, else null (so that no default of a
+    class creeps in)."""
+    stated = {key: generation.get(key) if generation.get(key) is not None else said.get(key) for key in TOKEN_IDS}
+    named = _json(folder / "tokenizer_config.json") or {}
+    words = _json(folder / "tokenizer.json") or {}
+    known = {**words.get("model", {}).get("vocab", {}), **{token["content"]: token["id"] for token in words.get("added_tokens", [])}}
+    for key in TOKEN_IDS:
+        token = named.get(key.removesuffix("_id"))
+        if stated[key] is None and key not in said and token is not None:
+            stated[key] = known.get(token["content"] if isinstance(token, dict) else token)
+    return stated
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

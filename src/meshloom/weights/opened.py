@@ -21,7 +21,7 @@ class Opened(NamedTuple):
     """A model before its weights are read.
 
     weights: shardings (None: this process's first device) -> parameters. tokenizer: the folder that holds its files, or their names and texts;
-    None where there is none. said, generation: config.json and generation_config.json where it came from a checkpoint of another library.
+    None where there is none. said, generation: config.json and generation_config.json where it came, or began, from a checkpoint of another library.
     info: a Meshloom checkpoint's, else {}. source: the checkpoint of another library, or None.
     """
 
@@ -45,7 +45,7 @@ def open_model(path: str | Path, step: int | None = None) -> Opened:
     for is_kind, opened in KINDS:
         if is_kind(path):
             return opened(path, step)
-    raise ValueError(f"{path} is neither the folder of a run (run.yaml), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file.")
+    raise ValueError(f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file.")
 
 
 def _gguf(path: Path, step: int | None) -> Opened:
@@ -72,7 +72,7 @@ def _run(path: Path, step: int | None) -> Opened:
 KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path, int | None], Opened]], ...] = (
     (lambda path: path.is_file() and path.open("rb").read(4) == b"GGUF", _gguf),
     (lambda path: (path / "info.json").is_file(), lambda path, step: _one(path, path.parent.parent / "tokenizer")),
-    (lambda path: (path / "run.yaml").is_file(), _run),
+    (lambda path: (path / "checkpoints").is_dir(), _run),
     (lambda path: (path / "config.json").is_file(), _hf),
 )
 """(whether a path is of this kind, what opens it)."""
@@ -101,4 +101,6 @@ def _one(path: Path, tokenizer: Path) -> Opened:
         places = jax.tree.map(lambda _: here, specs, is_leaf=is_spec) if where is None else where
         return checkpoint.load(path, {"params": abstract(specs, places)}, part=True)["params"]
 
-    return Opened(str(path), model, c, weights, tokenizer if tokenizer.is_dir() else None, {}, {}, info, None)
+    begun = info.get("huggingface", {})
+    words = tokenizer if tokenizer.is_dir() else None
+    return Opened(str(path), model, c, weights, words, begun.get("said", {}), begun.get("generation", {}), info, None)
