@@ -36,8 +36,9 @@ def values():
 
 def place(tree, where):
     """The tree on a mesh, with w split as told."""
-    name = lambda n, x: NamedSharding(where[0], where[1] if n.endswith("w") else PartitionSpec())
-    leaves = [jax.device_put(x, name(n, x)) for n, x in named_leaves(tree).items()]
+    leaves = [
+        jax.device_put(x, NamedSharding(where[0], where[1] if n.endswith("w") else PartitionSpec())) for n, x in named_leaves(tree).items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
@@ -246,7 +247,9 @@ def test_retention_and_foreign_runs(tmp_path):
     with pytest.raises(FileExistsError, match="99999 holds something that this run did not write"):
         checkpoints.save(99999, place(values(), SHARDED), INFO)
     assert not checkpoints.save(110, place(values(), SHARDED), INFO)
-    assert checkpoints.forget_after(80) == [100, 110] and checkpoints.steps() == [80]
+    checkpoints.score(100, 1.0)
+    assert checkpoints.steps() == [100, 110] and checkpoints.best() == 100
+    assert checkpoints.forget_after(80) == [100, 110] and checkpoints.steps() == []
     checkpoints.close()
 
 

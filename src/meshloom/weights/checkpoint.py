@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from meshloom.core.files import REASONS, explained, free, human, write_json
@@ -105,7 +104,7 @@ def check_same(what: str, saved: Mapping, now: Mapping, path: str | os.PathLike)
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _key_impl(x: Any) -> str:
@@ -164,6 +163,8 @@ def load(path: str | os.PathLike, abstract: Tree, part: bool = False) -> Tree:
     wanted = {name: _wanted(x) for name, x in leaves.items()}
     _check_arrays(path, info["arrays"], wanted, part)
     check_files(path)
+    import orbax.checkpoint as ocp
+
     args = ocp.args.PyTreeRestore(item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=part)
     try:
         with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
@@ -275,7 +276,7 @@ class Checkpoints:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("meshloom checkpoints opened")
         self.run = json.loads((self.folder / "run.json").read_text())["run"]
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._writer: Any = None
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, int, Future] | None = None
 
@@ -358,8 +359,11 @@ class Checkpoints:
             **info,
             "arrays": {name: _describe(x) for name, x in arrays.items()},
         }
+        import orbax.checkpoint as ocp  # at the first save, when training already goes
+
+        self._writer = self._writer or ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         try:
-            self._orbax.save(path, args=ocp.args.PyTreeSave(arrays))
+            self._writer.save(path, args=ocp.args.PyTreeSave(arrays))
         except Exception as error:
             raise self._failed(error, step, size) from error
         self._pending = (step, size, self._pool.submit(self._finish, path, whole_info))
@@ -367,7 +371,7 @@ class Checkpoints:
 
     def _finish(self, path: Path, info: dict) -> None:
         """In the background: waits for Orbax, then lists this process's files and, on process 0, writes the info that makes it count."""
-        self._orbax.wait_until_finished()
+        self._writer.wait_until_finished()
         deadline = time.monotonic() + 600
         while not path.exists():  # another process renames it
             if time.monotonic() > deadline:
@@ -417,9 +421,11 @@ class Checkpoints:
     # ---- retention ----
 
     def score(self, step: int, loss: float) -> None:
-        """Notes the validation loss of a step, by which keep_best chooses."""
+        """Notes the validation loss of a step, by which keep_best chooses; removes what is then the best no longer."""
         if self._first:
             write_json(self.folder / "scores.json", {**self._scores(), step: loss})
+        if self._pending is None:
+            self._retain()
 
     def _scores(self) -> dict[int, float]:
         try:
@@ -460,7 +466,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._pool.shutdown()
-            self._orbax.close()
+            if self._writer:
+                self._writer.close()
 
 
 def _version(package: str) -> str:
