@@ -263,14 +263,10 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
     ) -> tuple[Tree, Tree]:
         scaled = jax.tree.map(lambda g: g * factor, grads)
         towards, state = direction.update(scaled, state, params, finite=finite)
-<<<<<<< HEAD
-        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)  # type: ignore
-=======
 
         def step(decays: bool, d: Array, p: Array) -> Array:
             return -jnp.asarray(lr) * (d + weight_decay * p if decays and weight_decay else d)
 
->>>>>>> optim
         return jax.tree.map(step, mask, towards, params), state
 
     return optax.GradientTransformationExtraArgs(direction.init, update)
