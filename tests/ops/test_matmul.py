@@ -25,7 +25,7 @@ def same(got, want):
 @pytest.mark.parametrize("eq", FORMS)
 def test_against_einsum(eq):
     x, w, dy = operands(eq)
-    same(*[jax.vjp(lambda x, w: f(eq, x, w), x, w)[1](dy) + (f(eq, x, w),) for f in (contract, jnp.einsum)])  # noqa: B023
+    same(*[(*jax.vjp(lambda x, w: f(eq, x, w), x, w)[1](dy), f(eq, x, w)) for f in (contract, jnp.einsum)])  # noqa: B023
 
 
 def test_one_flat_dot_each_way():
