@@ -37,7 +37,7 @@ def attention(
     dropout: AttentionDropout | None = None,
 ) -> Array:
     """The reference.  A query sees keys at its own or an earlier position, of its own segment, less than `window` positions back.
-    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given, an index is its position, T = S.
+    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given: indices, T = S.
     A query that sees nothing returns 0.  Returns [b, T, h, k].  Source: see the top of this file."""
     b, t, h, size = q.shape
     g = k.shape[2]

@@ -1,8 +1,8 @@
 """Causal attention on whole sequences, cut into unrolled blocks of queries; each sees only the stretch of keys that it may see.
 
 The triangle above the diagonal and what lies before the window are never computed, kv heads are never repeated, and the backward pass
-is written out: it keeps exp(scores) for short sequences and computes them again for long ones.  Source: the recomputation is FlashAttention's,
-Dao 2022, arXiv 2205.14135, section 3.1; blocks are large because the compiler, not we, tiles a dot."""
+is written out: it keeps exp(scores) for short sequences and computes them again for long ones.  Source: the recomputation is
+FlashAttention's, Dao 2022, arXiv 2205.14135, section 3.1; blocks are large because the compiler, not we, tiles a dot."""
 
 import functools
 import math

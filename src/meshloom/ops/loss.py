@@ -1,8 +1,8 @@
 """Language-model head and cross-entropy in one, a chunk of tokens at a time, with the vocabulary whole or split over mesh axes.
 
 The loss is the last thing that a model does, so the gradient is made in the forward pass: logits exist for one chunk only and are computed
-once. The label's part is a comparison inside the pass that makes the chunk's gradient; there is no one-hot array.  Source: the formula for a split vocabulary is that of
-Megatron-LM, Shoeybi 2019, arXiv 1909.08053, section 3; z-loss: PaLM, Chowdhery 2022, arXiv 2204.02311, section 5.
+once. The label's part is a comparison inside the pass that makes the chunk's gradient; there is no one-hot array.  Source: a split
+vocabulary is Megatron-LM's, Shoeybi 2019, arXiv 1909.08053, section 3; z-loss: PaLM, Chowdhery 2022, arXiv 2204.02311, section 5.
 
 Collectives over the axes of a split vocabulary, per call with n tokens a device, c chunks: c all-reduces (maximum) of ceil(n/c) fp32 and c
 all-reduces (sum) of 2 ceil(n/c) fp32, in the forward pass; none in the backward pass.  The gradient of x leaves as each device's part of
@@ -44,10 +44,10 @@ def chunk_count(tokens: int, vocab: int, limit: int = 16 << 20) -> int:
 def cross_entropy(
     x: Array, head: Array, targets: Array, weights: Array, *, vocab: int, axes: tuple[str, ...] = (), chunks: int = 8, z_loss: float = 0.0
 ) -> LossSums:
-    """Weighted sums of the loss of logits = x @ head.T.  x: [n, d].  head: [v_local, d]: this device's rows of the table of the whole
-    vocabulary, padded at its end; rows from `vocab` (the true size) on never enter the softmax.  targets: [n] ids below vocab (anything
-    where the weight is 0).  weights: [n], no gradient.  Both equal on the devices of `axes`.  axes: mesh axes that split the vocabulary, () for none.  chunks: of the tokens.  z_loss: coefficient.
-    Only `total` has a gradient; it is computed only if asked for.  Source: see the top of this file."""
+    """Weighted sums of the loss of logits = x @ head.T.  x: [n, d].  head: [v_local, d]: this device's rows of the vocabulary's table,
+    padded at its end; rows from `vocab` (the true size) on never enter the softmax.  targets: [n] ids below vocab (anything where the
+    weight is 0).  weights: [n], no gradient.  Both equal on the devices of `axes`, the mesh axes that split the vocabulary (() for none).
+    chunks: of the tokens.  z_loss: coefficient.  Only `total` has a gradient; it is computed only if asked for."""
     split = frozenset(axes)
     marks = frozenset().union(*(varying(a) for a in (x, head, targets, weights))) | split
     weights = lax.stop_gradient(weights).astype(jnp.float32)
