@@ -114,7 +114,9 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_a_bug_says_so_and_exits_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    worker(monkeypatch, "recipes.launch", describe_plan=None, choose=lambda config: [].index(1))  # a ValueError that is none of our sentences
+    worker(
+        monkeypatch, "recipes.launch", describe_plan=None, choose=lambda config: [].index(1)
+    )  # a ValueError that is none of our sentences
     assert cli.main(["train", "quickstart", "--dry-run"]) == 70
     assert "Run again with --debug" in capsys.readouterr().err
 
