@@ -251,7 +251,7 @@ def verify(
     /,
     *,
     layouts: tuple[str, ...] = (),
-    steps: int = 3,
+    steps: int = 5,
     set_: Sets = (),
     machine: Machine = Machine(),
 ) -> int:
@@ -269,7 +269,7 @@ def verify(
         Override one setting. May be repeated.
     """
     cli_base.start(machine, devices=8)
-    from .plan import verify as worker
+    from .recipes import verify as worker
     from .recipes.load import load_recipe
 
     return OK if worker.verify(load_recipe(recipe, set_), layouts, steps=steps) else DISAGREES
