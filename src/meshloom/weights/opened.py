@@ -45,7 +45,9 @@ def open_model(path: str | Path, step: int | None = None) -> Opened:
     for is_kind, opened in KINDS:
         if is_kind(path):
             return opened(path, step)
-    raise ValueError(f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file.")
+    raise ValueError(
+        f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file."
+    )
 
 
 def _gguf(path: Path, step: int | None) -> Opened:
