@@ -1,4 +1,4 @@
-"""Meshloom's programs for the benchmarks: `python benchmarks/ours.py {export,train,decode,loader} SHAPE [FOLDER]`.
+"""Meshloom's programs for the benchmarks: `python benchmarks/ours.py {export,train,decode} SHAPE [FOLDER]`.
 
 They are the product's own step and engine, started as the command line starts them (allocator settings first).
 """
@@ -42,7 +42,8 @@ def loaded(folder: str) -> Any:
 
 
 def make_step(shape: Shape) -> Any:
-    """The product's train step on one device, and a function that gives the batch of a step."""
+    """The product's train step on one device for one stream of tokens (no documents to keep apart, as the peers have none), and a function that
+    gives the batch of a step."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -56,7 +57,7 @@ def make_step(shape: Shape) -> Any:
     from meshloom.train.step import make_step
 
     model, c = build(shape)
-    plan = Plan(make_mesh(ONE_DEVICE), ONE_DEVICE, How("unroll"), 1, "float32")
+    plan = Plan(make_mesh(ONE_DEVICE), ONE_DEVICE, How("unroll"), 1, "float32", False)
     optimizer = OptimizerConfig(lr=LEARNING_RATE, weight_decay=DECAY, beta1=BETAS[0], beta2=BETAS[1])
     train = TrainConfig(steps=1000, clip=CLIP)
     step = make_step(model, c, plan, lm(), optimizer, lambda done: jnp.float32(LEARNING_RATE), train, 0, 1)
@@ -66,7 +67,7 @@ def make_step(shape: Shape) -> Any:
         ids = tokens(shape, i).astype(np.int32)[None]
         where = np.broadcast_to(np.arange(shape.seq, dtype=np.int32), size)
         rows = np.arange(shape.batch, dtype=np.int32)[None]
-        return Batch(ids[..., :-1], ids[..., 1:], np.ones(size, np.float32), np.ones(size, np.int32), where, rows)
+        return Batch(ids[..., :-1], ids[..., 1:], np.ones(size, np.float32), None, where, rows)
 
     return step, batch
 

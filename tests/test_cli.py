@@ -164,6 +164,20 @@ def test_generate_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None
     assert (seen["prompts"], seen["layout"], seen["precision"]) == (("-1", "x"), "tensor=2", "bf16")
 
 
+def test_eval_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def evaluate(run, data, **rest):
+        seen.update(run=run, data=data, **rest)
+        return "scores"
+
+    worker(monkeypatch, "recipes.evaluate", evaluate=evaluate, show=lambda scores, json: seen.update(shown=scores, json=json))
+    words = ["--data", "a", "--data", "b", "--step", "3", "--sequences", "2", "--limit", "9", "--seq", "64", "--layout", "data=2", "--json"]
+    assert cli.main(["eval", "runs/x", *words]) == 0
+    told = dict(run="runs/x", data=("a", "b"), step=3, sequences=2, limit=9, seq=64, layout="data=2")
+    assert seen == told | dict(shown="scores", json=True)
+
+
 @pytest.mark.parametrize("equal, code", [(True, 0), (False, 1)])
 def test_a_disagreement_exits_1(monkeypatch: pytest.MonkeyPatch, equal: bool, code: int) -> None:
     worker(monkeypatch, "plan.verify", verify=lambda config, layouts, steps: equal)

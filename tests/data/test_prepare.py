@@ -197,4 +197,5 @@ def test_the_commands(tmp_path, capsys):
 
 def test_progress_is_shown(tmp_path, capsys, small_parts):
     store_of([write(tmp_path / "a.jsonl")], load(), data(tmp_path), progress=True)
-    assert "Tokenizing" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "Tokenizing" in told.err and not told.out

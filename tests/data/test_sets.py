@@ -44,7 +44,7 @@ def test_valid_sources_of_their_own(tmp_path):
     v = write(tmp_path / "v.jsonl", ["held out"])
     train, valid, report = open_sets(data(tmp_path, valid=v), load(), 0)
     assert texts_of(valid).startswith("held out") and valid.rows == 1 and len(report) == 2
-    assert train.tokens == sum(len(load().encode(t)) + 1 for t in TEXTS)
+    assert train.tokens == sum(map(len, load().encode_documents(TEXTS)))
 
 
 def test_no_valid_set(tmp_path):

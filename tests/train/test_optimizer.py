@@ -22,7 +22,7 @@ SMALL = Init(std=0.3)
 
 
 def specs():
-    new = lambda axes, **k: spec(SIZES, axes, SMALL, **k)
+    new = functools.partial(spec, SIZES, init=SMALL)
     return {
         "embed": new("vocab embed", used={"vocab": 11}),
         "position": new("position embed"),
@@ -170,7 +170,10 @@ def simulate(c, steps, lr, clip):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gold(name):
     c = CONFIGS[name]
-    lr = lambda t: c.lr * (1 - t / 20)
+
+    def lr(t):
+        return c.lr * (1 - t / 20)
+
     (tx, step), params = stepper(name), start()
     state = tx.init(params)
     for t in range(1, 11):
@@ -287,9 +290,12 @@ def test_state_specs_and_sharded_update(name):
     tx, params = make_optimizer(CONFIGS[name], specs()), start()
     state = tx.init(params)
     described = state_specs(tx, specs())
-    shapes = lambda tree: {n: (x.shape, str(x.dtype)) for n, x in named_leaves(tree, is_spec).items()}
-    assert shapes(described) == shapes(state)
-    place = lambda tree: jax.tree.map(lambda s: NamedSharding(mesh, layout.partition("rest", s.axes)), tree, is_leaf=is_spec)
+    given, true = ({n: (x.shape, str(x.dtype)) for n, x in named_leaves(t, is_spec).items()} for t in (described, state))
+    assert given == true
+
+    def place(tree):
+        return jax.tree.map(lambda s: NamedSharding(mesh, layout.partition("rest", s.axes)), tree, is_leaf=is_spec)
+
     where = (place(specs()), place(described))
     (_, step), grads = stepper(name), gradient(params, 1)
     again = jax.jit(lambda g, s, p: step(g, s, p, 0.1)[:2], out_shardings=where)

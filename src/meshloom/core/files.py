@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 def human(size: float) -> str:
@@ -121,7 +121,7 @@ class FolderLock:
     def __init__(self, folder: str | os.PathLike) -> None:
         self.path = Path(folder) / ".lock"
         self.said = ""
-        self._file = None
+        self._file: Any = None
 
     def __enter__(self) -> Self:
         """Takes the lock.  Raises RuntimeError, naming pid and host, if a living process has it."""

@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
     micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them.
+    objective adds up for the log, the count of tokens among them. parallel: whether a layer's halves read the same input and are added.
     """
 
     specs: Tree
@@ -45,6 +45,7 @@ class Shapes(NamedTuple):
     dtype: str
     merged: int
     sums: int
+    parallel: bool
 
     @property
     def width(self) -> int:
@@ -55,6 +56,11 @@ class Shapes(NamedTuple):
     def residual(self) -> int:
         """Bytes of one micro-batch's residual stream with its whole sequence, on one device."""
         return self.rows * self.seq * self.config.embed * self.width
+
+    @property
+    def twins(self) -> bool:
+        """Whether both halves of a layer receive the same gradient: of what the two compute from it alone, XLA moves one."""
+        return self.parallel and not self.config.dropout
 
     @property
     def leaves(self) -> dict[str, Spec]:

@@ -23,18 +23,21 @@ def check(c, seq: int, n: int) -> None:
 
 def cost(x: Shapes) -> tuple[Collective, ...]:
     """In place of tensor parallelism's all-reduces of the residual stream: [batch, seq, embed] gathered before and scattered behind each of a
-    layer's two halves, and the other way round backward. What a remat recomputes gathers again: both halves' inputs (kept sums are not scattered
-    again under `selective`; under `full` the first half's are)."""
+    layer's two halves, and the other way round backward.
+
+    A remat gathers both halves' inputs again, and `full` scatters the first half's result again. Parallel halves get the same gradient back,
+    which is gathered once, and neither's result is needed to compute the other again.
+    """
     layers, size = x.config.layers, x.residual
-    again = layers - x.merged if x.remat != "none" else 0
-    scattered = again if x.remat == "full" else 0
+    again = layers if x.remat != "none" else 0
+    scattered = again if x.remat == "full" and not x.parallel else 0
     return merge(
         Collective(kind, ("tensor",), x.micro * n, x.micro * n * size, why)
         for kind, n, why in (
             ("all-gather", 2 * layers, "into a layer's halves"),
             ("reduce-scatter", 2 * layers, "out of a layer's halves"),
             ("reduce-scatter", 2 * layers, "into a layer's halves, backward"),
-            ("all-gather", 2 * layers, "out of a layer's halves, backward"),
+            ("all-gather", layers if x.twins else 2 * layers, "out of a layer's halves, backward"),
             ("all-gather", 2 * again, "into a layer's halves, recomputed"),
             ("reduce-scatter", scattered, "out of a layer's first half, recomputed"),
             ("reduce-scatter", 1, "the embedding"),

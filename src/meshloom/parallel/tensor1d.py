@@ -30,7 +30,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     """All-reduces of [batch, seq, embed]: two a layer forward, two backward, one for the embedding, one for the head backward (a remat adds the
     first half's again under `full`). Three fp32 numbers a token for the loss. Once a step the gradients of what every device holds whole."""
     layers, size = x.config.layers, x.residual
-    again = layers - x.merged if x.remat == "full" else 0
+    again = layers if x.remat == "full" and not x.parallel else 0
     residual = (
         (2 * layers, "out of a layer's halves"),
         (2 * layers, "into a layer's halves, backward"),

@@ -46,6 +46,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 
     stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
     parameters m gathers backward too (those outside the layers are used once). Stages 2 and 3 move one array a layer, in the type of the arithmetic.
+    Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
     """
     found: list[Collective] = []
     for path, s in x.leaves.items():
@@ -56,7 +57,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
             found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
         if axes := moved(x.layout, "rest", "grad", s):
             found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if axes := moved(x.layout, "grad", "live", s):
+        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and path.endswith("o_bias")):
             found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
         if axes := moved(x.layout, "step", "live", s):
             found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
@@ -72,4 +73,4 @@ def kept_from(path: str, s: Spec, x: Shapes) -> bool:
         return True
     if x.remat == "none" or path.endswith("down_bias"):
         return False
-    return not (path.endswith("o_bias") and getattr(x.config, "parallel", False))
+    return not (path.endswith("o_bias") and x.parallel)

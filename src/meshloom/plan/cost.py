@@ -27,14 +27,13 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
-    return Shapes(model.specs(c), c, layout, sequences // cut, seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS)
+    parallel = getattr(c, "parallel", False)  # a field of the families that know parallel halves
+    return Shapes(model.specs(c), c, layout, sequences // cut, seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
 
 
 def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
-    """Layers that one piece of straight code holds forward and backward, so that XLA's common-subexpression pass merges what both compute.
-
-    On a CPU that is every unrolled layer (its compiler drops the barriers that keep them apart before that pass), and a loop that runs once.
-    """
+    """Layers whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer (its
+    compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
     if layout.platform != "cpu":
         return 0
     return sum(len(s.unit) * s.repeat for s in stacks(model.kinds(c)) if how.runner == "unroll" or s.repeat == 1)

@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from meshloom.core.spec import abstract
 from meshloom.core.tree import Tree
 from meshloom.data.loader import Loader
@@ -219,4 +221,4 @@ def _progress(run: Run, done: int) -> Progress:
     """The display, with the part of a second that one position takes at the devices' peak."""
     best = peak(run.train.precision)
     share = None if best is None else train_flops(run.model, run.config, run.data.how.seq) / (best * run.plan.mesh.size)
-    return Progress(run.steps, done, share, run.batch.sequences * run.data.how.seq)
+    return Progress(run.steps, done, share, run.batch.sequences * run.data.how.seq, show=jax.process_index() == 0)

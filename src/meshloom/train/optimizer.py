@@ -155,7 +155,9 @@ def orthogonalize(x: Array, r: Role, steps: int = 5, eps: float = 1e-8) -> Array
 def muon(c: OptimizerConfig, roles: Tree) -> optax.GradientTransformationExtraArgs:
     """Muon's direction for the matrices of the layers, Adam's for the rest (tables, gains, biases).
     Scaled to a root mean square of c.rms, so that one learning rate serves both.  Source: arXiv 2502.16982, equation 4."""
-    by_muon = lambda r: r.matrix and not r.table
+
+    def by_muon(r: Role) -> bool:
+        return r.matrix and not r.table
 
     def init(params: Tree) -> Moments:
         nu = jax.tree.map(lambda r, p: None if by_muon(r) else jnp.zeros_like(p), roles, params, is_leaf=_is_role)
@@ -261,7 +263,10 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
     ) -> tuple[Tree, Tree]:
         scaled = jax.tree.map(lambda g: g * factor, grads)
         towards, state = direction.update(scaled, state, params, finite=finite)
-        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)  # type: ignore
+
+        def step(decays: bool, d: Array, p: Array) -> Array:
+            return -jnp.asarray(lr) * (d + weight_decay * p if decays and weight_decay else d)
+
         return jax.tree.map(step, mask, towards, params), state
 
     return optax.GradientTransformationExtraArgs(direction.init, update)
@@ -306,8 +311,8 @@ def state_specs(tx: optax.GradientTransformation, specs: Tree) -> Tree:
             raise ValueError(
                 f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand."
             )
-        pick = lambda values: tuple(values[i] for i in kept)
-        return Spec(leaf.shape, pick(owner.axes) if owner else (), ZEROS, str(leaf.dtype), pick(owner.used) if owner else ())
+        axes, used = (tuple(values[i] for i in kept) for values in ((owner.axes, owner.used) if owner else ((), ())))
+        return Spec(leaf.shape, axes, ZEROS, str(leaf.dtype), used)
 
     return jax.tree_util.tree_map_with_path(one, state)
 

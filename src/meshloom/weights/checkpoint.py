@@ -14,7 +14,6 @@ import re
 import shutil
 import time
 import uuid
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
@@ -22,63 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from meshloom.core.files import REASONS, explained, free, human, write_json
 from meshloom.core.tree import Tree, named_leaves
+from meshloom.weights.stored import FORMAT, check_files, choices, list_files, read_info, whole
 
-FORMAT = 1
 PACKAGES = ("meshloom", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
-PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 TEMPORARY = re.compile(r"(\d+)(\.orbax-checkpoint-tmp.*|\.removed)")
 
 
-# ---- reading what a folder says ----
-
-
-def read_info(path: str | os.PathLike) -> dict:
-    """The info of one checkpoint folder.  Raises FileNotFoundError, or ValueError for another format; pickles are refused."""
-    path = Path(path)
-    refuse_pickle(path)
-    try:
-        info = json.loads((path / "info.json").read_text())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} holds no whole Meshloom checkpoint: it has no info.json. {_choices(path)}") from None
-    except ValueError as error:
-        raise ValueError(f"{path / 'info.json'} is damaged: {error}. Use another checkpoint.") from None
-    if info.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has checkpoint format {info.get('format')}; this version reads format {FORMAT}. Use the version that wrote it."
-        )
-    return info
-
-
-def _choices(path: Path) -> str:
-    """What checkpoints lie in or beside a folder."""
-    near = sorted({int(d.name) for f in (path, path.parent) if f.is_dir() for d in f.iterdir() if d.name.isdecimal() and whole(d)})
-    return f"There are checkpoints of steps {', '.join(map(str, near))}." if near else "There is none beside it either."
-
-
-def whole(path: Path) -> bool:
-    """Whether every process has finished writing this checkpoint."""
-    try:
-        info = json.loads((path / "info.json").read_text())
-        return all((path / f"files.{i}.json").exists() for i in range(info["processes"]))
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def refuse_pickle(path: str | os.PathLike) -> None:
-    """Raises ValueError if the path is a pickle file, or a folder whose only weights are pickles. Nothing is ever unpickled."""
-    path = Path(path)
-    inside = [p for p in path.iterdir() if p.suffix in PICKLES or p.suffix == ".safetensors"] if path.is_dir() else [path]
-    bad = [p for p in inside if p.suffix in PICKLES]
-    if bad and len(bad) == len(inside):
-        raise ValueError(
-            f"{bad[0]} is a pickle: loading it runs whatever code it holds, so Meshloom never does. "
-            "Save it as safetensors with the program that made it (transformers: save_pretrained(folder, safe_serialization=True))."
-        )
+# ---- does it fit? ----
 
 
 def differences(saved: Mapping, now: Mapping, prefix: str = "") -> list[str]:
@@ -164,67 +117,16 @@ def load(path: str | os.PathLike, abstract: Tree, part: bool = False) -> Tree:
     wanted = {name: _wanted(x) for name, x in leaves.items()}
     _check_arrays(path, info["arrays"], wanted, part)
     check_files(path)
+    import orbax.checkpoint as ocp
+
     args = ocp.args.PyTreeRestore(item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=part)
     try:
         with contextlib.closing(ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as reader:
             arrays = reader.restore(path, args=args)
     except Exception as error:
-        raise ValueError(f"The arrays in {path} cannot be read ({_first_line(error)}). Use another checkpoint. {_choices(path)}") from error
+        raise ValueError(f"The arrays in {path} cannot be read ({_first_line(error)}). Use another checkpoint. {choices(path)}") from error
     out = [jax.random.wrap_key_data(arrays[n], impl=_key_impl(x)) if _is_key(x) else arrays[n] for n, x in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract), out)
-
-
-# ---- files and their checksums ----
-
-
-def _checksum(path: Path) -> tuple[int, int]:
-    """Bytes and CRC-32 of a file."""
-    size = total = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            total, size = zlib.crc32(block, total), size + len(block)
-    return size, total
-
-
-def _writer(name: str) -> int:
-    """The process that lists a file: the one whose folder it is in, else process 0."""
-    match = re.match(r"ocdbt\.process_(\d+)/", name)
-    return int(match[1]) if match else 0
-
-
-def _list_files(path: Path, process: int) -> dict[str, tuple[int, int]]:
-    """Name -> (bytes, CRC-32) of the files of one process."""
-    names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
-    names = [n for n in names if _writer(n) == process and not re.fullmatch(r"files\.\d+\.json|info\.json", n)]
-    with ThreadPoolExecutor(4) as pool:
-        return dict(zip(names, pool.map(lambda n: _checksum(path / n), names)))
-
-
-def check_files(path: str | os.PathLike) -> None:
-    """Raises ValueError naming every file of a checkpoint that is missing, of another size, or has other contents than were written.
-    With several processes each reads its share of the files, and all learn of the damage."""
-    path = Path(path)
-    count, own = jax.process_count(), jax.process_index()
-    listed = {n: tuple(v) for f in sorted(path.glob("files.*.json")) for n, v in json.loads(f.read_text()).items()}
-    names = sorted(listed)[own::count]
-
-    def fault(name: str) -> str:
-        try:
-            found = _checksum(path / name)
-        except OSError as error:
-            return f"{path / name} cannot be read ({error.strerror})"
-        if found[0] != listed[name][0]:
-            return f"{path / name} has {found[0]:,} bytes instead of {listed[name][0]:,}"
-        return "" if found == listed[name] else f"{path / name} has other contents than were written (CRC-32)"
-
-    with ThreadPoolExecutor(4) as pool:
-        faults = [said for said in pool.map(fault, names) if said]
-    if count > 1 and not faults and multihost_utils.process_allgather(len(faults)).any():
-        faults = [f"another process found a damaged file in {path}"]
-    elif count > 1 and faults:
-        multihost_utils.process_allgather(len(faults))
-    if faults:
-        raise ValueError(f"The checkpoint is damaged: {'; '.join(faults)}. Use another one. {_choices(path.parent)}")
 
 
 # ---- writing ----
@@ -275,7 +177,7 @@ class Checkpoints:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("meshloom checkpoints opened")
         self.run = json.loads((self.folder / "run.json").read_text())["run"]
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._writer: Any = None
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, int, Future] | None = None
 
@@ -358,8 +260,11 @@ class Checkpoints:
             **info,
             "arrays": {name: _describe(x) for name, x in arrays.items()},
         }
+        import orbax.checkpoint as ocp  # at the first save, when training already goes
+
+        self._writer = self._writer or ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         try:
-            self._orbax.save(path, args=ocp.args.PyTreeSave(arrays))
+            self._writer.save(path, args=ocp.args.PyTreeSave(arrays))
         except Exception as error:
             raise self._failed(error, step, size) from error
         self._pending = (step, size, self._pool.submit(self._finish, path, whole_info))
@@ -367,13 +272,13 @@ class Checkpoints:
 
     def _finish(self, path: Path, info: dict) -> None:
         """In the background: waits for Orbax, then lists this process's files and, on process 0, writes the info that makes it count."""
-        self._orbax.wait_until_finished()
+        self._writer.wait_until_finished()
         deadline = time.monotonic() + 600
         while not path.exists():  # another process renames it
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} did not appear within 600 s after it was written; all processes need the same folder")
             time.sleep(0.05)
-        write_json(path / f"files.{jax.process_index()}.json", _list_files(path, jax.process_index()))
+        write_json(path / f"files.{jax.process_index()}.json", list_files(path, jax.process_index()))
         if self._first:
             write_json(path / "info.json", info)
 
@@ -417,9 +322,11 @@ class Checkpoints:
     # ---- retention ----
 
     def score(self, step: int, loss: float) -> None:
-        """Notes the validation loss of a step, by which keep_best chooses."""
+        """Notes the validation loss of a step, by which keep_best chooses; removes what is then the best no longer."""
         if self._first:
             write_json(self.folder / "scores.json", {**self._scores(), step: loss})
+        if self._pending is None:
+            self._retain()
 
     def _scores(self) -> dict[int, float]:
         try:
@@ -460,7 +367,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._pool.shutdown()
-            self._orbax.close()
+            if self._writer:
+                self._writer.close()
 
 
 def _version(package: str) -> str:
