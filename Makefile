@@ -32,7 +32,7 @@ docs: .venv/core.done
 	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
 
 parity: .venv-parity/done
-	.venv-parity/bin/python -m pytest -m parity $(ARGS)
+	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)
 
 bench: .venv-bench/done
 	.venv-bench/bin/python benchmarks/run.py $(ARGS)
@@ -44,7 +44,7 @@ clean:
 define install
 	@test -n "$(PYTHON)" || { echo "Meshloom needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "Setting up $(1) with $(PYTHON) ($(2))"
-	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
 	@$(1)/bin/python $(PIP) -e '.$(2)'
 	@$(1)/bin/python -m compileall -qq src
 	@touch $@

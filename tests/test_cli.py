@@ -88,7 +88,7 @@ MISTAKES = {
     "resume of nothing": (["train", "quickstart", "--resume", "--set", "name=never"], "There is no run runs/never to resume"),
     "no prompt": (["generate", "x"], "Give --prompt TEXT or --prompt-file FILE."),
     "no prompt file": (["generate", "x", "--prompt-file", "none.txt"], "none.txt: No such file or directory."),
-    "no source": (["data", "prepare", "--out", "x"], "requires an argument"),
+    "no source": (["data", "prepare", "--out", "x"], "Name at least one file or folder."),
     "source that is not there": (["data", "prepare", "none.jsonl", "--out", "x"], "none.jsonl"),
 }
 
@@ -99,6 +99,7 @@ def test_mistakes_are_sentences_and_exit_2(
 ) -> None:
     words, sentence = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
+    worker(monkeypatch, "recipes.launch")
     worker(monkeypatch, "serve.generate")
     worker(monkeypatch, "serve.sampling", Sampling=Section)
     assert cli.main(words) == 2
@@ -106,13 +107,14 @@ def test_mistakes_are_sentences_and_exit_2(
     assert sentence in " ".join(told.replace("│", " ").split()) and "Traceback" not in told
 
 
-def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(monkeypatch, "recipes.launch")
     assert cli.main(["train", "quikstart", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_bug_says_so_and_exits_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    worker(monkeypatch, "train.plan", show=lambda config: [].index(1))  # a ValueError that is none of our sentences
+    worker(monkeypatch, "recipes.launch", describe_plan=None, choose=lambda config: [].index(1))  # a ValueError that is none of our sentences
     assert cli.main(["train", "quickstart", "--dry-run"]) == 70
     assert "Run again with --debug" in capsys.readouterr().err
 
@@ -126,7 +128,7 @@ def test_train_hands_over_configuration_folder_and_signal(monkeypatch: pytest.Mo
         return types.SimpleNamespace(signal=15 if len(calls) == 3 else None)
 
     monkeypatch.chdir(tmp_path)
-    worker(monkeypatch, "train.loop", train=train)
+    worker(monkeypatch, "recipes.launch", train=train)
     assert cli.main(["train", "quickstart", "--set", "train.steps=3", "--set", "train.steps=4"]) == 0
     assert cli.main(["train", "quickstart"]) == 0
     assert cli.main(["train", "quickstart", "--out", "mine/run"]) == 128 + 15
@@ -162,19 +164,33 @@ def test_generate_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None
     assert (seen["prompts"], seen["layout"], seen["precision"]) == (("-1", "x"), "tensor=2", "bf16")
 
 
+def test_eval_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def evaluate(run, data, **rest):
+        seen.update(run=run, data=data, **rest)
+        return "scores"
+
+    worker(monkeypatch, "recipes.evaluate", evaluate=evaluate, show=lambda scores, json: seen.update(shown=scores, json=json))
+    words = ["--data", "a", "--data", "b", "--step", "3", "--sequences", "2", "--limit", "9", "--seq", "64", "--layout", "data=2", "--json"]
+    assert cli.main(["eval", "runs/x", *words]) == 0
+    told = dict(run="runs/x", data=("a", "b"), step=3, sequences=2, limit=9, seq=64, layout="data=2")
+    assert seen == told | dict(shown="scores", json=True)
+
+
 @pytest.mark.parametrize("equal, code", [(True, 0), (False, 1)])
 def test_a_disagreement_exits_1(monkeypatch: pytest.MonkeyPatch, equal: bool, code: int) -> None:
     worker(monkeypatch, "plan.verify", verify=lambda config, layouts, steps: equal)
-    worker(monkeypatch, "weights.convert", convert=lambda source, target, **rest: equal)
+    worker(monkeypatch, "weights.convert", convert=lambda source, target, to, **rest: equal)
     assert cli.main(["verify", "quickstart", "--layouts", "data=2", "--layouts", "zero3=4 tensor=2"]) == code
     assert cli.main(["convert", "a", "b", "--to", "meshloom", "--check"]) == code
 
 
 def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def show(config):
+    def choose(config):
         raise KeyboardInterrupt
 
-    worker(monkeypatch, "train.plan", show=show)
+    worker(monkeypatch, "recipes.launch", choose=choose, describe_plan=None)
     assert cli.main(["train", "quickstart", "--dry-run"]) == 130
 
 
@@ -194,6 +210,6 @@ def test_data_commands_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     Path("text.jsonl").write_text("".join(f'{{"text": "the number {i} and the next {i + 1}"}}\n' for i in range(50)))
     assert cli.main(["data", "tokenizer", "text.jsonl", "--out", "tok", "--vocab", "300"]) == 0
     assert cli.main(["data", "prepare", "text.jsonl", "--out", "store", "--tokenizer", "tok", "--workers", "1"]) == 0
-    assert cli.main(["data", "inspect", "store.idx", "--tokenizer", "tok"]) == 0
+    assert cli.main(["data", "inspect", "store.idx"]) == 0
     told = capsys.readouterr().out
-    assert "store.bin and store.idx are written." in told and "50 documents" in told and "the number 0 and" in told
+    assert "Written: store.bin and .idx, 50 documents" in told and "> 'the number" in told

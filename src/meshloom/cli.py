@@ -62,23 +62,19 @@ def train(
         Print the plan (shapes, layout, bytes per device, FLOPs per step) and allocate nothing.
     """
     world = cli_base.start(machine)
-    from .recipes import folder
+    from .recipes import folder, launch
     from .recipes.load import load_recipe
 
     config = load_recipe(recipe, set_)
     if dry_run:
-        from .train import plan
-
-        plan.show(config)
+        print("\n".join(launch.describe_plan(config, launch.choose(config))))
         return OK
     if out is None and world > 1:
         raise ValueError(f"{world} processes must agree on the run's folder. Name it with --out.")
     if out is None and resume and (Path(recipe) / "run.yaml").is_file():
         out = Path(recipe)
     place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
-    from .train import loop
-
-    outcome = loop.train(config, place, resume=resume)
+    outcome = launch.train(config, place, resume=resume)
     return OK if outcome.signal is None else 128 + outcome.signal
 
 
@@ -91,6 +87,7 @@ def evaluate(
     step: int | None = None,
     sequences: int = 8,
     limit: int = 0,
+    seq: int = 0,
     layout: str = "auto",
     json: Flag = False,
     machine: Machine = Machine(),
@@ -109,15 +106,17 @@ def evaluate(
         Sequences scored at once. It does not change the result.
     limit
         Sequences scored in all; 0 scores every one.
+    seq
+        Tokens in a sequence; 0 takes what the model was trained with. The result depends on it.
     layout
         How the work is spread over devices.
     json
         Print one JSON object.
     """
     cli_base.start(machine)
-    from .train import evaluate as worker
+    from .recipes import evaluate as worker
 
-    scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout)
+    scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout, seq=seq)
     worker.show(scores, json=json)
     return OK
 
@@ -193,8 +192,12 @@ def generate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty, "tokens": tokens,
         "min_tokens": min_tokens, "stop": stop, "ignore_end": ignore_end, "seed": seed,
     }  # fmt: skip
-    texts = worker.generate_text(model, prompts, load(Sampling, wishes), step=step, layout=layout, precision=precision)
-    worker.show(prompts, texts, json=json)
+    sampling = load(Sampling, wishes)
+    if len(prompts) == 1 and not json:
+        worker.stream(model, prompts[0], sampling, step=step, layout=layout, precision=precision)
+    else:
+        texts = worker.generate_text(model, prompts, sampling, step=step, layout=layout, precision=precision)
+        worker.show(prompts, texts, json=json)
     return OK
 
 
@@ -207,6 +210,8 @@ def convert(
     to: Literal["hf", "meshloom"] = "hf",
     step: int | None = None,
     old_config: Flag = False,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    overwrite: Flag = False,
     check: Flag = False,
     machine: Machine = Machine(),
 ) -> int:
@@ -224,14 +229,18 @@ def convert(
         Which checkpoint of a run; the newest by default.
     old_config
         Write config.json as transformers before version 5 spells it.
+    dtype
+        The type to store; the source's by default.
+    overwrite
+        Replace what is in the target folder.
     check
         Read the result again and compare every tensor, bit for bit.
     """
     cli_base.start(machine)
     from .weights import convert as worker
 
-    equal = worker.convert(source, target, to=to, step=step, old_config=old_config, check=check)
-    return OK if equal else DISAGREES
+    how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check}
+    return OK if worker.convert(source, target, to, **how) else DISAGREES
 
 
 @app.command

@@ -15,9 +15,7 @@ OnBad = Literal["stop", "skip"]
 
 @app.command
 def prepare(
-    source: str,
-    /,
-    *,
+    *sources: str,
     out: Path,
     tokenizer: str = "shipped",
     field: str = "text",
@@ -27,12 +25,12 @@ def prepare(
     workers: int | None = None,
     common: Common = Common(),
 ) -> int:
-    """Turn text into a token store, with Megatron's file format.
+    """Turn text into a token store, in Megatron's file format.
 
     Parameters
     ----------
-    source
-        A file of text, JSONL (plain, .gz, .zst) or Parquet, a folder of them, or a saved datasets folder.
+    sources
+        Text, JSONL (plain, .gz, .zst) or Parquet files, folders of them, or saved datasets folders.
     out
         Prefix of the store: OUT.bin and OUT.idx are written.
     tokenizer
@@ -40,56 +38,48 @@ def prepare(
     field
         The JSON key or Parquet column that holds the text.
     format
-        What the source is; decided by the endings of its files by default.
+        What the sources are; decided by their endings by default.
     split
         What one document is in plain text: the file, a line, or a paragraph.
     on_bad
         Stop at the first broken document, or skip and count them by kind.
     workers
-        Processes that tokenize; one for each core by default. They do not change the result.
+        Processes that tokenize; one for each core by default.
     """
+    if not sources:
+        raise ValueError("There is nothing to prepare. Name at least one file or folder.")
     from .core.config import load
     from .data import prepare as worker
-    from .data.config import Data, Source, Tokenizer
-    from .data.tokenizer import load as load_tokenizer
+    from .data.config import Data, Tokenizer
 
-    place = load(Source, {"path": source, "field": field, "format": format, "split": split})
-    data = load(Data, {"on_bad": on_bad} | ({} if workers is None else {"workers": workers}))
-    done = worker.prepare(place, load_tokenizer(tokenizer, load(Tokenizer, {"path": tokenizer})), data, str(out), progress=True)
-    print("\n".join(done.report))
-    print(f"{out} was made already from the same documents and tokenizer." if done.cached else f"{out}.bin and {out}.idx are written.")
+    given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
+    own = {"train": given, "on_bad": on_bad} | ({} if workers is None else {"workers": workers})
+    worker.show(worker.prepare(load(Data, own), load(Tokenizer, {"path": tokenizer}), out))
     return OK
 
 
 @app.command
-def inspect(store: str, /, *, tokenizer: str = "shipped", samples: int = 3, show: int = 64, common: Common = Common()) -> int:
+def inspect(store: str, /, *, sample: int = 1, seed: int = 0, common: Common = Common()) -> int:
     """Show a store's counts, lengths and some decoded text.
 
     Parameters
     ----------
     store
-        Prefix of a token store, or its .bin or .idx file.
-    tokenizer
-        The tokenizer to decode with.
-    samples
+        Prefix of a token store (or its .bin or .idx file).
+    sample
         How many documents to decode.
-    show
-        How many tokens of each.
+    seed
+        Which ones.
     """
-    from .data import prepare as worker
-    from .data.store import Store
-    from .data.tokenizer import load as load_tokenizer
+    from .data import inspect as worker
 
-    prefix = store.removesuffix(".bin").removesuffix(".idx")
-    print("\n".join(worker.inspect(Store(prefix), load_tokenizer(tokenizer), samples, show).lines()))
+    worker.show(store, sample=sample, seed=seed)
     return OK
 
 
 @app.command
 def tokenizer(
-    source: str,
-    /,
-    *,
+    *sources: str,
     out: Path,
     vocab: int = 4096,
     field: str = "text",
@@ -102,7 +92,7 @@ def tokenizer(
 
     Parameters
     ----------
-    source
+    sources
         As for: meshloom data prepare.
     out
         The folder to write tokenizer.json into.
@@ -111,21 +101,18 @@ def tokenizer(
     field
         The JSON key or Parquet column that holds the text.
     format
-        What the source is.
+        What the sources are.
     split
         What one document is in plain text.
     on_bad
         Stop at the first broken document, or skip and count them by kind.
     """
+    if not sources:
+        raise ValueError("There is nothing to train on. Name at least one file or folder.")
     from .core.config import load
-    from .data import tokenizer as worker
-    from .data.config import Data, Source
-    from .data.sources import Report, documents
+    from .data import prepare as worker
+    from .data.config import Data
 
-    place = load(Source, {"path": source, "field": field, "format": format, "split": split})
-    report = Report()
-    texts = (document.text for document in documents(place, on_bad, load(Data, {}).max_bytes, report))
-    made = worker.train(texts, vocab, out, progress=True)
-    print("\n".join(report.lines()))
-    print(f"{out} holds a tokenizer of {made.size} tokens.")
+    given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
+    worker.train_tokenizer(load(Data, {"train": given, "on_bad": on_bad}), vocab, out)
     return OK

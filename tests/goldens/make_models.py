@@ -36,7 +36,10 @@ CASES = {
     "llama_dynamic": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("dynamic", factor=2.0)) | dict(max_position_embeddings=32)),
     "llama_llama3": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("llama3", **LLAMA3))),
     "llama_yarn": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, beta_fast=8.0, beta_slow=0.5))),
-    "llama_yarn_mscale": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7, truncate=False))),
+    "llama_yarn_mscale": (
+        "llama",
+        dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.7, truncate=False)),
+    ),
     "llama_yarn_factor": ("llama", dict(GROUPED, tie_word_embeddings=True, **rope("yarn", **YARN, attention_factor=1.3))),
     "mistral": ("mistral", dict(GROUPED, sliding_window=9)),
     "mistral_no_window": ("mistral", dict(GROUPED, sliding_window=None, tie_word_embeddings=True)),
@@ -55,7 +58,10 @@ CASES = {
     "gpt2": ("gpt2", dict(SIZES)),
     "gpt2_untied_relu": ("gpt2", dict(SIZES, tie_word_embeddings=False, activation_function="relu", n_inner=44)),
     "gpt2_tanh": ("gpt2", dict(SIZES, num_hidden_layers=1, activation_function="tanh")),
-    "neox": ("gpt_neox", dict(SIZES, intermediate_size=44, rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.25))),
+    "neox": (
+        "gpt_neox",
+        dict(SIZES, intermediate_size=44, rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.25)),
+    ),
     "neox_sequential": (
         "gpt_neox",
         dict(SIZES, intermediate_size=44, use_parallel_residual=False, hidden_act="gelu_fast", tie_word_embeddings=True)

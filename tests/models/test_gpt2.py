@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.core.spec import is_spec
 from meshloom.models import gpt2
 from meshloom.runner.forward import logits
@@ -28,7 +28,9 @@ def test_what_hugging_face_cannot_say_is_refused() -> None:
         gpt2.to_hf(c, False)
 
 
-@pytest.mark.parametrize("key, value", [("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False)])
+@pytest.mark.parametrize(
+    "key, value", [("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False)]
+)
 def test_features_that_change_the_result_are_refused(key: str, value: bool) -> None:
     with pytest.raises(ValueError, match=f"{key} = {value}"):
         gpt2.from_hf({**small.said("gpt2"), key: value})

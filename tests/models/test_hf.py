@@ -23,7 +23,9 @@ def test_rotary_parameters_are_read_as_they_were_written(rope: Rope, old: bool) 
 
 
 def test_the_older_spelling_of_the_kind_is_read() -> None:
-    assert read_rope({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 3.0}}, 1.0, 64) == Rope(kind="linear", factor=3.0, theta=1e6)
+    assert read_rope({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 3.0}}, 1.0, 64) == Rope(
+        kind="linear", factor=3.0, theta=1e6
+    )
 
 
 def test_what_is_absent_has_the_familys_meaning() -> None:

@@ -1,8 +1,8 @@
 """The Llama line against `transformers`, from saved small models."""
 
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.models.llama import Config
 
 

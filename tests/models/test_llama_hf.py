@@ -1,8 +1,8 @@
 """The Llama line's config.json, both ways and in both schemas."""
 
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.models.llama import MODEL
 
 NAMES = small.names("llama", "mistral", "qwen", "smollm")

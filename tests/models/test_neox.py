@@ -1,8 +1,8 @@
 """The GPT-NeoX against `transformers`, from saved small models."""
 
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.models import neox
 
 

@@ -1,8 +1,8 @@
 """Which family a model_type is."""
 
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.models.table import HF_TYPES, MODELS, find
 
 

@@ -11,6 +11,7 @@ from meshloom.ops.dropout import AttentionDropout, Cells, at, attention_mask, dr
 KEY = jax.random.key(7)
 X = jax.random.normal(jax.random.key(1), (8, 32, 64))
 CELLS = Cells(jnp.arange(100, 108), jnp.arange(32), jnp.arange(64))
+WHOLE = jax.jit(lambda x: dropout(x, KEY, 0.5, CELLS))
 
 
 def test_rate_scale_and_mean():
@@ -30,17 +31,17 @@ def test_neighbours_are_independent():
     assert abs((z * other).mean()) < 5 / z.size**0.5
 
 
-@pytest.mark.parametrize("spec", [P("data"), P("data", "tensor"), P("data", None, "tensor"), P(("data", "tensor")), P()])
+@pytest.mark.parametrize("spec", [P("data"), P("data", "tensor"), P("data", None, "tensor"), P()])
 def test_any_cut_gives_the_same_mask(spec):
     mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     parts = [P(*spec[i : i + 1]) for i in range(3)]
     f = jax.shard_map(lambda x, *c: dropout(x, KEY, 0.5, Cells(*c)), mesh=mesh, in_specs=(spec, *parts), out_specs=spec)
-    assert (f(X, *CELLS) == dropout(X, KEY, 0.5, CELLS)).all()
-    np.testing.assert_array_equal(jax.grad(lambda x: f(x, *CELLS).sum())(X), jax.grad(lambda x: dropout(x, KEY, 0.5, CELLS).sum())(X))
+    for got, want in zip(*(jax.jit(lambda x: jax.vjp(g, x)[1](x) + (g(x),))(X) for g in (lambda x: f(x, *CELLS), WHOLE))):  # noqa: B023
+        assert (got == want).all()
 
 
 def test_gradient_uses_the_same_mask_also_under_remat():
-    f = lambda x: dropout(x, KEY, 0.5, CELLS)  # noqa: E731
+    f = lambda x: dropout(x, KEY, 0.5, CELLS)
     want = jnp.where(f(X) != 0, 2.0, 0.0)
     assert (jax.grad(lambda x: f(x).sum())(X) == want).all()
     assert (jax.grad(jax.checkpoint(lambda x: f(x).sum()))(X) == want).all()

@@ -95,7 +95,7 @@ def test_split_vocabulary_equals_one_device(z_loss):
     f = on_mesh(logs, (P("data"), P("tensor"), P("data")), P("data"))
     want = jnp.take_along_axis(jax.nn.log_softmax((x @ head.T)[:, :VOCAB]), targets[:, None], 1)[:, 0]
     close(f(x, head, targets), want)
-    plain = lambda x, h: jnp.take_along_axis(jax.nn.log_softmax((x @ h.T)[:, :VOCAB]), targets[:, None], 1)[:, 0]  # noqa: E731
+    plain = lambda x, h: jnp.take_along_axis(jax.nn.log_softmax((x @ h.T)[:, :VOCAB]), targets[:, None], 1)[:, 0]
     close(
         jax.grad(lambda x, h: (f(x, h, targets) * weights).sum(), (0, 1))(x, head),
         jax.grad(lambda x, h: (plain(x, h) * weights).sum(), (0, 1))(x, head),
@@ -105,7 +105,7 @@ def test_split_vocabulary_equals_one_device(z_loss):
 def test_no_gradient_work_unless_asked():
     x, head, targets, weights = inputs()
     f = jax.jit(lambda x, h: loss.cross_entropy(x, h, targets, weights, vocab=VOCAB).total)
-    dots = lambda g: g.lower(x, head).as_text().count("dot_general")  # noqa: E731
+    dots = lambda g: g.lower(x, head).as_text().count("dot_general")
     assert dots(f) == 1
     assert dots(jax.jit(jax.value_and_grad(f, (0, 1)))) == 3
 

@@ -51,3 +51,13 @@ def test_an_override_that_does_not_exist_is_refused_with_the_nearest_name() -> N
         load_recipe("quickstart", ["train.stepz=3", "trian.steps=3"])
     assert "train.stepz is not a setting. Did you mean train.steps?" in str(caught.value)
     assert "trian is not a setting. Did you mean train?" in str(caught.value)
+
+
+def test_the_errors_that_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/configuration.md quotes them."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("extends: quickstart\nmodel: {layerz: 2}\noptimizer: {lr: x}\nsteps: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("my.yaml")
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert str(caught.value) in page

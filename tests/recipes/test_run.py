@@ -1,9 +1,9 @@
 """The model section: by family, or from a folder; every section is checked at once."""
 
 import pytest
-from meshloom.models.table import MODELS
 
 from meshloom.core.config import ConfigError, load, to_tree
+from meshloom.models.table import MODELS
 from meshloom.recipes.run import Folder, RunConfig
 
 SMALL = {"family": "llama", "layers": 1, "embed": 8, "heads": 2, "ffn": 16, "vocab": 32}

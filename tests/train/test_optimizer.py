@@ -12,15 +12,17 @@ from jax.sharding import Mesh, NamedSharding
 from meshloom.core.layout import Layout
 from meshloom.core.spec import Init, abstract, is_spec, spec
 from meshloom.core.tree import named_leaves
-from meshloom.train.config import OptimizerConfig
+from meshloom.train.config import LossScaleConfig, OptimizerConfig
 from meshloom.train.optimizer import OPTIMIZERS, clip_factor, decayed, make_optimizer, role, roles, state_specs, update
+from meshloom.train.scale import init_scale, next_scale
+from meshloom.weights.checkpoint import Checkpoints, load
 
 SIZES = dict(layer=3, embed=8, heads=4, kv_heads=2, head=6, ffn=10, vocab=12, position=5)
 SMALL = Init(std=0.3)
 
 
 def specs():
-    new = lambda axes, **k: spec(SIZES, axes, SMALL, **k)
+    new = functools.partial(spec, SIZES, init=SMALL)
     return {
         "embed": new("vocab embed", used={"vocab": 11}),
         "position": new("position embed"),
@@ -38,7 +40,15 @@ def specs():
     }
 
 
-MATRICES = {"embed": (1, 1), "position": (1, 1), "layers.q": (1, 2), "layers.k": (1, 2), "layers.o": (2, 1), "layers.up": (1, 1), "layers.down": (1, 1)}
+MATRICES = {
+    "embed": (1, 1),
+    "position": (1, 1),
+    "layers.q": (1, 2),
+    "layers.k": (1, 2),
+    "layers.o": (2, 1),
+    "layers.up": (1, 1),
+    "layers.down": (1, 1),
+}
 """Path -> how many axes are rows and columns, after `layer`."""
 CONFIGS = {
     "adamw": OptimizerConfig(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-6),
@@ -160,7 +170,10 @@ def simulate(c, steps, lr, clip):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gold(name):
     c = CONFIGS[name]
-    lr = lambda t: c.lr * (1 - t / 20)
+
+    def lr(t):
+        return c.lr * (1 - t / 20)
+
     (tx, step), params = stepper(name), start()
     state = tx.init(params)
     for t in range(1, 11):
@@ -175,7 +188,9 @@ def test_gold(name):
 OPTAX = {
     "adamw": lambda c, mask: optax.adamw(c.lr, c.beta1, c.beta2, c.eps, weight_decay=c.weight_decay, mask=mask),
     "lion": lambda c, mask: optax.lion(c.lr, c.beta1, c.beta2, weight_decay=c.weight_decay, mask=mask),
-    "sgd": lambda c, mask: optax.chain(optax.trace(c.momentum, c.nesterov), optax.add_decayed_weights(c.weight_decay, mask), optax.scale(-c.lr)),
+    "sgd": lambda c, mask: optax.chain(
+        optax.trace(c.momentum, c.nesterov), optax.add_decayed_weights(c.weight_decay, mask), optax.scale(-c.lr)
+    ),
 }
 
 
@@ -275,9 +290,12 @@ def test_state_specs_and_sharded_update(name):
     tx, params = make_optimizer(CONFIGS[name], specs()), start()
     state = tx.init(params)
     described = state_specs(tx, specs())
-    shapes = lambda tree: {n: (x.shape, str(x.dtype)) for n, x in named_leaves(tree, is_spec).items()}
-    assert shapes(described) == shapes(state)
-    place = lambda tree: jax.tree.map(lambda s: NamedSharding(mesh, layout.partition("rest", s.axes)), tree, is_leaf=is_spec)
+    given, true = ({n: (x.shape, str(x.dtype)) for n, x in named_leaves(t, is_spec).items()} for t in (described, state))
+    assert given == true
+
+    def place(tree):
+        return jax.tree.map(lambda s: NamedSharding(mesh, layout.partition("rest", s.axes)), tree, is_leaf=is_spec)
+
     where = (place(specs()), place(described))
     (_, step), grads = stepper(name), gradient(params, 1)
     again = jax.jit(lambda g, s, p: step(g, s, p, 0.1)[:2], out_shardings=where)
@@ -288,6 +306,24 @@ def test_state_specs_and_sharded_update(name):
     if name == "adafactor":
         rows = described.rows["layers"]["o"], described.columns["layers"]["o"]
         assert [s.axes for s in rows] == [("layer", "heads", "head"), ("layer", "embed")]
+
+
+def test_state_survives_a_checkpoint(tmp_path):
+    """C27: counts, moments, factored moments and the loss scale come back bit for bit, and none may be missing."""
+    scale = next_scale(LossScaleConfig(), "fp16", init_scale(LossScaleConfig(), "fp16"), jnp.asarray(False))
+    tree = {"params": start(), "scale": scale}
+    for name in ("muon", "adafactor", "lion", "sgd"):
+        tx, step = stepper(name)
+        tree[name] = step(gradient(start(), 1), tx.init(start()), start(), 0.1)[1]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, tree, {})
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    back = checkpoints.restore(shapes)
+    checkpoints.close()
+    assert jax.tree.structure(back) == jax.tree.structure(tree) and int(back["muon"].count) == 1
+    assert all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(tree)))
+    with pytest.raises(ValueError, match="it lacks adamw.count, adamw.mu.embed"):
+        load(tmp_path / "1", {"adamw": jax.eval_shape(stepper("adamw")[0].init, start())}, part=True)
 
 
 def test_unknown_state_is_refused():

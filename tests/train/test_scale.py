@@ -79,5 +79,7 @@ def test_average():
 
 def test_too_many_skips():
     check_skips(3, 3, step=7)
-    with pytest.raises(FloatingPointError, match=r"not finite in 4 steps in a row, up to step 7 \(loss scale 2\); train.nonfinite_limit is 3"):
+    with pytest.raises(
+        FloatingPointError, match=r"not finite in 4 steps in a row, up to step 7 \(loss scale 2\); train.nonfinite_limit is 3"
+    ):
         check_skips(3, 4, step=7, scale=2.0)

@@ -36,7 +36,10 @@ CASES = [
     (dict(kind="cosine", warmup=1), lambda s: cosine(s, 1, 0)),
     (dict(kind="wsd", warmup=5, decay=20), lambda s: rise(s, 5) * wsd(lambda x: 1 - x, 20, 0)(s)),
     (dict(kind="wsd", decay=30, decay_shape="sqrt", min_ratio=0.2), wsd(lambda x: 1 - np.sqrt(x), 30, 0.2)),
-    (dict(kind="wsd", warmup=50, decay=50, decay_shape="cosine"), lambda s: rise(s, 50) * wsd(lambda x: (1 + np.cos(np.pi * x)) / 2, 50, 0)(s)),
+    (
+        dict(kind="wsd", warmup=50, decay=50, decay_shape="cosine"),
+        lambda s: rise(s, 50) * wsd(lambda x: (1 + np.cos(np.pi * x)) / 2, 50, 0)(s),
+    ),
     (dict(kind="inverse_sqrt", warmup=16), lambda s: rise(s, 16) * (1 if s <= 16 else np.sqrt(16 / s))),
     (dict(kind="inverse_sqrt", warmup=4, min_ratio=0.5), lambda s: rise(s, 4) * max(np.sqrt(4 / max(s, 4)), 0.5)),
 ]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from goldens import small
 
+from goldens import small
 from meshloom.weights import safetensors as files
 from meshloom.weights.hf import open_folder, save
 from meshloom.weights.load import Source, load
@@ -79,6 +79,15 @@ def test_unknown_ids_are_null_so_that_no_default_of_a_class_creeps_in(tmp_path: 
     source = small.source("llama")
     after = export(source, tmp_path / "out", said={})
     assert after.said["eos_token_id"] is None and after.said["bos_token_id"] is None
+
+
+def test_a_new_models_ids_are_those_of_its_tokenizer(tmp_path: Path) -> None:
+    words = {"model": {"vocab": {"a": 0, "</s>": 5}}, "added_tokens": [{"content": "<pad>", "id": 9}]}
+    named = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "bos_token": None}
+    texts = {"tokenizer.json": json.dumps(words), "tokenizer_config.json": json.dumps(named)}
+    after = export(small.source("llama"), tmp_path / "out", said={}, tokenizer=texts)
+    for file in (after.said, json.loads((tmp_path / "out" / "generation_config.json").read_text())):
+        assert (file["eos_token_id"], file["pad_token_id"], file["bos_token_id"]) == (5, 9, None)
 
 
 def test_tokenizer_files_are_equal_byte_for_byte(tmp_path: Path) -> None:
@@ -160,4 +169,4 @@ def test_transformers_loads_the_export_with_the_same_logits(name: str, old: bool
     golden = np.load(small.FOLDER / name / "logits.npz")
     with torch.no_grad():
         got = np.concatenate([model(torch.tensor(row[None].astype(np.int64))).logits.numpy() for row in golden["tokens"]])
-    assert np.abs(got[:, :, ::4] - golden["logits"]).max() < 1e-6
+    assert np.abs(got[:, :, ::4] - golden["logits"]).max() < 1e-5  # gelu_fast is written as gelu_new, which rounds otherwise

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from goldens import small
 
+from goldens import small
 from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh, shardings
 from meshloom.core.tree import named_leaves

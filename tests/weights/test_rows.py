@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from goldens import small
 
+from goldens import small
 from meshloom.core.spec import ONES, Spec
 from meshloom.models.base import Row
 from meshloom.weights.rows import compare, make_map, ours_from, rearrange, theirs_from, turned
@@ -54,7 +54,10 @@ def test_everything_that_does_not_fit_is_listed() -> None:
     wanted = make_map([Row(n, n, "d -> d") for n in "abc"] + [Row("", "h.{layer}.mask", "")], {n: leaf((5,), ("embed",)) for n in "abc"})
     fit = {"a": (5,), "b": (5,), "c": (5,), "h.7.mask": (9, 9)}
     assert compare(fit, wanted, "x") == "loaded 3 of 3 tensors, 0 missing, 0 unexpected"
-    with pytest.raises(ValueError, match=r"1 of 3 tensors are there; 2 missing: b, c; 1 that the model does not have: z; 1 of another shape: a is \[6\], not \[5\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"1 of 3 tensors are there; 2 missing: b, c; 1 that the model does not have: z; 1 of another shape: a is \[6\], not \[5\]",
+    ):
         compare({"a": (6,), "z": (1,)}, wanted, "x")
 
 

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 def human(size: float) -> str:
@@ -121,7 +121,7 @@ class FolderLock:
     def __init__(self, folder: str | os.PathLike) -> None:
         self.path = Path(folder) / ".lock"
         self.said = ""
-        self._file = None
+        self._file: Any = None
 
     def __enter__(self) -> Self:
         """Takes the lock.  Raises RuntimeError, naming pid and host, if a living process has it."""
@@ -129,7 +129,7 @@ class FolderLock:
 
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+            self._file = open(self.path, "a+", encoding="utf-8")
         self._file.seek(0)
         owner = _owner(self._file.read())
         try:
@@ -143,11 +143,14 @@ class FolderLock:
                 "Wait until it ends, or give this run another folder."
             ) from None
         if owner:
-            self.said = f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            self.said = (
+                f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
+            )
         self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self
 
     def _write(self, text: str) -> None:
+        assert self._file is not None
         self._file.truncate(0)
         self._file.write(text)
         self._file.flush()
@@ -155,6 +158,7 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         """Empties the file, which says that the process left in order, and gives the lock back."""
         self._write("")
+        assert self._file is not None
         self._file.close()
 
 

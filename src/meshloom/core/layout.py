@@ -101,4 +101,4 @@ def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
 
 
 ONE_DEVICE = Layout()
-assert TABLES == tuple(f.name for f in fields(Layout))[1:-1]
+assert tuple(f.name for f in fields(Layout))[1:-1] == TABLES

@@ -59,14 +59,42 @@ def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
     return x
 
 
-def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None) -> jax.Array:
+def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
     """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
-    gathered (ZeRO-2), else None. The transpose is a reduce-scatter over the mesh axes that were gathered."""
+    gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
+    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered."""
     for dim, name in enumerate(axes):
         gathered = tuple(a for a in lay.grad.get(name, ()) if a not in lay.live.get(name, ()))
         if gathered:
-            return lax.all_gather(w, gathered, axis=dim, tiled=True) if whole is None else _already_whole(gathered, dim, w, whole)
+            return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True) if whole is None else _already_whole(gathered, dim, w, whole)
     return w
+
+
+INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))
+"""Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
+
+
+def parts(lay: Layout, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Mesh axes beside the batch's over which a parameter with these axes is whole but works on a part, so that its gradient is a part of a
+    sum: in the work region (key/value heads that could not be split, q/k norms), and outside it where the sequence is split (norms, biases).
+    Such gradients are added up once a step, with the batch's, however many layers and micro-batches made them."""
+    split = {a for name in axes for a in lay.live.get(name, ())}
+    where = lay.work if INSIDE & set(axes) else split_seq(lay)
+    return tuple(a for a in where if a not in split)
+
+
+def gathers(lay: Layout) -> frozenset[str]:
+    """Mesh axes over which weights are gathered for the time that their layer runs, or their gradients scattered after it (ZeRO-2 and 3)."""
+    return frozenset(a for name, axes in lay.grad.items() for a in axes if a not in lay.live.get(name, ()))
+
+
+@jax.custom_vjp
+def _after(w: jax.Array, when: jax.Array) -> jax.Array:
+    """w, not before `when` is known."""
+    return lax.optimization_barrier((w, when))[0]
+
+
+_after.defvjp(lambda w, when: (_after(w, when), None), lambda _, g: (g, None))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -16,7 +16,7 @@ from meshloom.core.vary import alike
 def dense(x: Array, w: Array) -> Array:
     """x @ w over x's last axis.  x: [..., i].  w: [i, ...o].  Returns [..., ...o], x's dtype; sums in fp32 where the device can."""
     flat = _dot(*alike(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), False)
-    return flat.reshape(*x.shape[:-1], *w.shape[1:])
+    return flat.reshape(*x.shape[:-1], *w.shape[1:])  # type: ignore  # custom_vjp hides its result
 
 
 def contract(eq: str, x: Array, w: Array) -> Array:
@@ -28,7 +28,7 @@ def contract(eq: str, x: Array, w: Array) -> Array:
     rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
     columns = w.shape[: w.ndim - n] if transposed else w.shape[n:]
     w2 = w.reshape(-1, inner) if transposed else w.reshape(inner, -1)
-    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)
+    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)  # type: ignore  # custom_vjp hides its result
 
 
 @functools.cache
@@ -51,10 +51,12 @@ def _mul(a: Array, b: Array, i: int, j: int) -> Array:
     return lax.dot_general(a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.result_type(a, b))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dot(x, w, transposed):
+def _product(x, w, transposed):
     """x [n, i] @ w [i, o], or w [o, i] if transposed -> [n, o]."""
     return _mul(x, w, 1, 1 if transposed else 0).astype(x.dtype)
+
+
+_dot = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
 def _dot_backward(transposed, kept, dy):
@@ -64,4 +66,5 @@ def _dot_backward(transposed, kept, dy):
     return dx, dw.astype(w.dtype)
 
 
-_dot.defvjp(lambda x, w, transposed: (_dot(x, w, transposed), (x, w)), _dot_backward)
+# the plain product, so that a rematerialisation policy sees a dot and may keep its result
+_dot.defvjp(lambda x, w, transposed: (_product(x, w, transposed), (x, w)), _dot_backward)

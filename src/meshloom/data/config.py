@@ -32,7 +32,7 @@ class Data(Section):
 
     train: tuple[Source, ...] = (Source(path="corpus"),)
     """Sources of the training set. A single path may be given in place of the list."""
-    valid: Annotated[float, Field(ge=0, lt=1)] | tuple[Source, ...] = 0.02
+    valid: float | tuple[Source, ...] = 0.02
     """Held-out set: the fraction of each training source's documents that is kept out of training, or sources of its own. 0: none."""
     split_seed: int = 0
     """A document is held out by a pure function of (split_seed, its number), so another training seed keeps the same held-out set."""
@@ -61,7 +61,14 @@ class Data(Section):
     @field_validator("train", "valid", mode="before")
     @classmethod
     def _one_path(cls, value: Any) -> Any:
-        return (Source(path=value),) if isinstance(value, str) and not _is_number(value) else value
+        return (Source(path=value),) if isinstance(value, str) else value
+
+    @field_validator("valid")
+    @classmethod
+    def _fraction(cls, value: Any) -> Any:
+        if not isinstance(value, tuple) and not 0 <= value < 1:
+            raise ValueError(f"the fraction of documents to hold out must be at least 0 and less than 1; you gave {value}.")
+        return value
 
     @field_validator("train", "valid")
     @classmethod
@@ -82,11 +89,3 @@ class Tokenizer(Section):
     """Token that ends every document, by its text. Empty: the tokenizer's own end-of-text token."""
     control_text: Literal["plain", "control"] = "plain"
     """Text in a document that spells a control token (`<|endoftext|>`): `plain` makes ordinary tokens of it, `control` the control token itself."""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

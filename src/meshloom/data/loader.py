@@ -90,10 +90,11 @@ class Loader:
         packing = PACKINGS[self.how.packing]
         return read(part.stream, packing.pieces(part.stream, index, self.how.seq), len(index), self.how.seq, packing.borders)
 
-    def batches(self, start: int, size: int, rows: slice = slice(None)) -> Iterator[Batch]:
+    def batches(self, start: int, size: int, rows: slice | np.ndarray = slice(None)) -> Iterator[Batch]:
         """Batches without end: samples start .. start+size-1, then the next size, and so on, made ready in a thread.
 
-        start counts samples, not steps: after a change of the batch size the next sample is still the next. rows: this process's share of each batch."""
+        start counts samples, not steps: after a change of the batch size the next sample is still the next.
+        rows: this process's share of each batch, as a slice or an array of places."""
         numbers = np.arange(size)[rows]
 
         def at(first: int) -> Batch:
@@ -111,10 +112,12 @@ class Loader:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def once(self, size: int, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Every row of every source once, in order; the last batch is filled up with empty rows (segment 0, weight 0)."""
-        for first in range(0, self.rows, size):
-            yield self._placed(np.arange(first, first + size)[rows])
+    def once(self, size: int, rows: slice | np.ndarray = slice(None), limit: int = 0) -> Iterator[Batch]:
+        """Every row of every source once, in order, or the first `limit` of them; the last batch is filled up with empty rows (segment 0, weight 0)."""
+        count = min(limit or self.rows, self.rows)
+        for first in range(0, count, size):
+            numbers = np.arange(first, first + size)[rows]
+            yield self._placed(np.where(numbers < count, numbers, self.rows))
 
     def _placed(self, numbers: np.ndarray) -> Batch:
         """The rows with these numbers, counted over all sources in order; those past the end are empty."""

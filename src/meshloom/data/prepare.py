@@ -257,6 +257,7 @@ def bar(name: str, size: int, progress: bool) -> Iterator[Callable[[int, int], N
     if not progress:
         yield lambda done, count: None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -266,6 +267,6 @@ def bar(name: str, size: int, progress: bool) -> Iterator[Callable[[int, int], N
         TextColumn("{task.fields[count]:,} documents"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as shown:
+    with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(name, total=size, count=0)
         yield lambda done, count: shown.update(task, completed=min(done, size), count=count)

@@ -63,7 +63,9 @@ def read_jsonl(file: BinaryIO, name: str, source: Source, max_bytes: int, report
 def parse(line: str, field: str, place: tuple[str, int], max_bytes: int) -> Document | Bad:
     """The document in one line of JSON."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip("\r\n"))
+    except json.JSONDecodeError as e:
+        return Bad("broken JSON", *place, f"{e.msg} at column {e.colno}")
     except (ValueError, RecursionError) as e:  # ValueError also for numbers of thousands of digits
         return Bad("broken JSON", *place, str(e))
     if not isinstance(value, dict):

@@ -11,11 +11,11 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import dot
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
+from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
 from meshloom.ops.norm import rms_norm
-from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 
 
 @pytree
@@ -63,6 +63,7 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
         q, k = rope.apply(q, *ctx.rotary), rope.apply(k, *ctx.rotary)
     segments, positions, cache = None if ctx.segments is None else (ctx.segments, ctx.segments), None, None
     if ctx.cache is not None:
+        assert ctx.slots is not None
         cache = KV(_write(ctx.cache.k, k, ctx.slots.start), _write(ctx.cache.v, v, ctx.slots.start))
         k, v, segments, positions = cache.k, cache.v, (ctx.segments, ctx.slots.segments), (ctx.positions, ctx.slots.positions)
     k, v = own_heads(c, lay, q, k), own_heads(c, lay, q, v)

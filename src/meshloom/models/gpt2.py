@@ -75,7 +75,9 @@ def specs(c: Config) -> Gpt2:
 def embed(c: Config, lay: Layout, w: Gpt2, tokens: jax.Array, ctx: Ctx) -> jax.Array:
     """tokens: (batch whole_seq) -> (batch seq embed).  Raises ValueError for a sequence longer than the learned positions."""
     if tokens.shape[1] > c.max_seq:
-        raise ValueError(f"A sequence of {tokens.shape[1]} tokens is longer than the {c.max_seq} positions that this GPT-2 has learned (max_seq).")
+        raise ValueError(
+            f"A sequence of {tokens.shape[1]} tokens is longer than the {c.max_seq} positions that this GPT-2 has learned (max_seq)."
+        )
     x = lookup(lay, w.embed, tokens) + jnp.take(w.positions, put(lay, "bT->bt", ctx.positions), axis=0, mode="clip")
     return drop(c, lay, x, dataclasses.replace(ctx, layer=c.layers), "embed")
 
@@ -163,6 +165,4 @@ def to_hf(c: Config, old: bool) -> dict[str, Any]:
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **names, "embd_pdrop": c.dropout}
 
 
-MODEL = Model(
-    "gpt2", Config, specs, embed, lambda c, positions: None, block, final, lambda c: (Kind(),) * c.layers, rows, from_hf, to_hf
-)
+MODEL = Model("gpt2", Config, specs, embed, lambda c, positions: None, block, final, lambda c: (Kind(),) * c.layers, rows, from_hf, to_hf)

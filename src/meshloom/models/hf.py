@@ -35,7 +35,9 @@ def take(given: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[s
     """Our fields from a config.json. names: ours -> theirs. A key that is absent has its default; without one it is an error naming all such keys."""
     absent = [theirs for theirs in names.values() if theirs not in given and theirs not in defaults]
     if absent:
-        raise ValueError(f"config.json of model_type '{given.get('model_type')}' lacks {', '.join(absent)}. Add what the model was made with.")
+        raise ValueError(
+            f"config.json of model_type '{given.get('model_type')}' lacks {', '.join(absent)}. Add what the model was made with."
+        )
     return {ours: given.get(theirs, defaults.get(theirs)) for ours, theirs in names.items()}
 
 
@@ -65,7 +67,9 @@ def read_rope(given: Mapping[str, Any], theta: float, max_seq: int, partial: flo
     names = {field: ROPE_NAMES.get(field, field) for field in ROPE_KEYS[kind]}
     unknown = sorted(set(stated) - {*names.values(), *ROPE_NAMES.values(), *ROPE_IGNORED})
     if unknown:
-        raise ValueError(f"Rotary scaling '{kind}' with {', '.join(unknown)} is not implemented. It reads {', '.join(names.values()) or 'nothing'}.")
+        raise ValueError(
+            f"Rotary scaling '{kind}' with {', '.join(unknown)} is not implemented. It reads {', '.join(names.values()) or 'nothing'}."
+        )
     values = {field: stated[name] for field, name in names.items() if stated.get(name) is not None}
     if kind == "dynamic" or "original" in names:
         values.setdefault("original", given.get("original_max_position_embeddings", max_seq))

@@ -10,12 +10,12 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
 from meshloom.core.spec import ONES, stack
 from meshloom.core.tree import pytree
-from meshloom.ops.rope import Rope, tables
-from meshloom.ops.norm import rms_norm
 from meshloom.models import llama_hf
 from meshloom.models.attention import Attention, attend
 from meshloom.models.base import Ctx, Kind, Model, ModelConfig
 from meshloom.models.parts import GatedMlp, drop, gated_mlp, lookup
+from meshloom.ops.norm import rms_norm
+from meshloom.ops.rope import Rope, tables
 
 
 class Config(ModelConfig):

@@ -121,7 +121,9 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     window, windowed = WINDOWS[variant](stated, found["layers"])
     rope = read_rope(given, defaults.get("rope_theta", 10000.0), found["max_seq"])
     if rope.partial != 1:
-        raise ValueError(f"Partial rotary positions ({rope.partial}) do not exist in the Llama line: `transformers` turns whole heads. Remove the key.")
+        raise ValueError(
+            f"Partial rotary positions ({rope.partial}) do not exist in the Llama line: `transformers` turns whole heads. Remove the key."
+        )
     return {
         **found,
         "variant": variant,
@@ -205,7 +207,11 @@ def _no_rope(given: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 def write(c: Any, old: bool) -> dict[str, Any]:
     """config.json of a configuration, in the old schema or the new one."""
     windowed = [c.window is not None and has for has in c.windowed_layers or (True,) * c.layers]
-    by_layer = {"use_sliding_window": c.window is not None, "sliding_window": c.window, "layer_types": [SLIDING if w else FULL for w in windowed]}
+    by_layer = {
+        "use_sliding_window": c.window is not None,
+        "sliding_window": c.window,
+        "layer_types": [SLIDING if w else FULL for w in windowed],
+    }
     first = next((i for i, w in enumerate(windowed) if w), c.layers)
     qwen = {**by_layer, "max_window_layers": first}
     if old and all(windowed[first:]):

@@ -10,11 +10,11 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
 from meshloom.core.spec import stack
 from meshloom.core.tree import pytree
-from meshloom.ops.rope import Rope, tables
 from meshloom.models.attention import Attention, attend
 from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row
 from meshloom.models.hf import activation, read_rope, take, write_rope
 from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
+from meshloom.ops.rope import Rope, tables
 
 
 class Config(ModelConfig):

@@ -10,10 +10,10 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import add_up, dot, put, split_seq
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
+from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, swiglu
 from meshloom.ops.dropout import Cells, at, dropout
 from meshloom.ops.norm import layer_norm
-from meshloom.models.base import Ctx, ModelConfig
 
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu", "tanh"]
 """Names of activations in a configuration: the rows of `ops.act.ACTIVATIONS`."""

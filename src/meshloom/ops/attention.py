@@ -90,6 +90,8 @@ class Case:
 
 
 class Kernel(NamedTuple):
+    """A row of the table: what it is good for, and the function."""
+
     run: Callable[..., Array]
     """Called like `attention`."""
     supports: Callable[[Case], str]

@@ -54,7 +54,7 @@ def cross_entropy(
     # targets and weights are equal on the vocabulary's devices and stay unmarked there, so the sums come out equal too
     targets, weights = (vary(a, marks - split) for a in (targets, weights))
     sums = _cross_entropy(vary(x, marks), vary(head, marks), targets, weights, vocab, axes, min(chunks, x.shape[0]), z_loss)
-    return LossSums(sums[0], *(lax.stop_gradient(s) for s in sums[1:]))
+    return LossSums(sums[0], *(lax.stop_gradient(s) for s in sums[1:]))  # type: ignore  # custom_vjp hides its result
 
 
 def log_probs(x: Array, head: Array, targets: Array, *, vocab: int, axes: tuple[str, ...] = (), chunks: int = 8) -> Array:

@@ -1,21 +1,127 @@
-"""What a strategy is: a layout, a check, and what it costs."""
+"""What a strategy is: a layout, a check, and what it moves between devices."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree, named_leaves
+
+
+class Collective(NamedTuple):
+    """Arrays moved between devices in one step.
+
+    kind: as XLA names it. axes: the mesh axes whose devices take part, outermost first. count: arrays, each as often as it moves.
+    bytes: all of them together, each whole: what a gather yields, what a scatter or an all-reduce takes in, on one device. why: a phrase.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    bytes: int
+    why: str
+
+
+class Shapes(NamedTuple):
+    """What a step's traffic depends on.
+
+    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
+    micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
+    the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
+    objective adds up for the log, the count of tokens among them. parallel: whether a layer's halves read the same input and are added.
+    """
+
+    specs: Tree
+    config: Any
+    layout: Layout
+    rows: int
+    seq: int
+    micro: int
+    remat: str
+    dtype: str
+    merged: int
+    sums: int
+    parallel: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of one number of the arithmetic."""
+        return jnp.dtype(self.dtype).itemsize
+
+    @property
+    def residual(self) -> int:
+        """Bytes of one micro-batch's residual stream with its whole sequence, on one device."""
+        return self.rows * self.seq * self.config.embed * self.width
+
+    @property
+    def twins(self) -> bool:
+        """Whether both halves of a layer receive the same gradient: of what the two compute from it alone, XLA moves one."""
+        return self.parallel and not self.config.dropout
+
+    @property
+    def leaves(self) -> dict[str, Spec]:
+        """Every parameter by its path."""
+        return named_leaves(self.specs, is_spec)
+
+    def elements(self, table: str, s: Spec) -> int:
+        """Elements of a parameter on one device under a table."""
+        return math.prod(self.layout.shard_shape(table, s))
 
 
 class Strategy(NamedTuple):
     """One way to split a model.
 
     layout: (devices) -> Layout. check: (config, sequence length, devices) -> None, or ValueError with a sentence.
+    cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     """
 
     name: str
     layout: Callable[[int], Layout]
     check: Callable[[Any, int, int], None]
+    cost: Callable[[Shapes], tuple[Collective, ...]]
     summary: str
+
+
+def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
+    """Mesh axes that split an array under one table and not under another: those it is gathered over on the way (or scattered, the other way)."""
+    have, want = getattr(layout, before), getattr(layout, after)
+    return tuple(a for name in s.axes for a in have.get(name, ()) if a not in want.get(name, ()))
+
+
+def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
+
+    A parameter's fp32 gradient is all-reduced once a step over the axes of the batch, and those of `core.leaf.parts`, that no scatter has served.
+    """
+    found: list[Collective] = []
+    for s in x.leaves.values():
+        served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
+        axes = tuple(a for a in (*x.layout.batch, *parts(x.layout, s.axes)) if a not in served)
+        found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
+    if x.layout.batch:
+        found.append(Collective("all-reduce", ordered(x.layout, x.layout.batch), x.sums, 4 * x.sums, "sums for the log"))
+    splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
+    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
+    return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:
+    """Mesh axes in the order of the mesh, each once."""
+    return tuple(a for a in layout.sizes if a in set(axes))
+
+
+def merge(found: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Collectives alike in kind, axes and reason as one; those that move nothing left out."""
+    out: dict[tuple, Collective] = {}
+    for c in found:
+        key = (c.kind, c.axes, c.why)
+        have = out.get(key)
+        out[key] = c if have is None else have._replace(count=have.count + c.count, bytes=have.bytes + c.bytes)
+    return tuple(c for c in out.values() if c.count)
 
 
 def divisors(n: int, most: int = 64) -> str:

@@ -4,7 +4,7 @@ Memory: nothing is saved.  Traffic a step: one all-reduce of every gradient, 2 (
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Strategy
+from meshloom.parallel.base import Collective, Shapes, Strategy, gradient_sums
 
 
 def layout(n: int) -> Layout:
@@ -16,4 +16,9 @@ def check(c, seq: int, n: int) -> None:
     """Every model can be replicated."""
 
 
-DATA = Strategy("data", layout, check, "the batch is split, the model is whole on each device")
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """One all-reduce of every gradient, fp32, whatever the number of micro-batches; of the sums for the log."""
+    return gradient_sums(x, "data")
+
+
+DATA = Strategy("data", layout, check, cost, "the batch is split, the model is whole on each device")

@@ -5,7 +5,7 @@ all-gather before the matrices: the same bytes, 1/n of the activation memory the
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Strategy, divisors
+from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, merge
 
 
 def layout(n: int) -> Layout:
@@ -21,4 +21,31 @@ def check(c, seq: int, n: int) -> None:
         )
 
 
-SEQUENCE = Strategy("sequence", layout, check, "the residual stream's sequence is split over the tensor axis")
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """In place of tensor parallelism's all-reduces of the residual stream: [batch, seq, embed] gathered before and scattered behind each of a
+    layer's two halves, and the other way round backward.
+
+    A remat gathers both halves' inputs again, and `full` scatters the first half's result again. Parallel halves get the same gradient back,
+    which is gathered once, and neither's result is needed to compute the other again.
+    """
+    layers, size = x.config.layers, x.residual
+    again = layers if x.remat != "none" else 0
+    scattered = again if x.remat == "full" and not x.parallel else 0
+    return merge(
+        Collective(kind, ("tensor",), x.micro * n, x.micro * n * size, why)
+        for kind, n, why in (
+            ("all-gather", 2 * layers, "into a layer's halves"),
+            ("reduce-scatter", 2 * layers, "out of a layer's halves"),
+            ("reduce-scatter", 2 * layers, "into a layer's halves, backward"),
+            ("all-gather", layers if x.twins else 2 * layers, "out of a layer's halves, backward"),
+            ("all-gather", 2 * again, "into a layer's halves, recomputed"),
+            ("reduce-scatter", scattered, "out of a layer's first half, recomputed"),
+            ("reduce-scatter", 1, "the embedding"),
+            ("all-gather", 1, "the embedding, backward"),
+            ("all-gather", 1, "the head"),
+            ("reduce-scatter", 1, "the head, backward"),
+        )
+    )
+
+
+SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis")

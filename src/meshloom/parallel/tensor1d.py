@@ -7,7 +7,9 @@ Key/value heads that do not divide are kept whole on every device, and each quer
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Strategy, divisors
+from meshloom.core.leaf import split_seq
+from meshloom.ops.loss import chunk_count
+from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge
 
 SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "vocab": ("tensor",)}
 
@@ -24,4 +26,32 @@ def check(c, seq: int, n: int) -> None:
             raise ValueError(f"{size} {name} cannot be split over tensor={n} devices. Use tensor= one of {divisors(size)}.")
 
 
-TENSOR = Strategy("tensor", layout, check, "heads, MLP width and vocabulary are split")
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """All-reduces of [batch, seq, embed]: two a layer forward, two backward, one for the embedding, one for the head backward (a remat adds the
+    first half's again under `full`). Three fp32 numbers a token for the loss. Once a step the gradients of what every device holds whole."""
+    layers, size = x.config.layers, x.residual
+    again = layers if x.remat == "full" and not x.parallel else 0
+    residual = (
+        (2 * layers, "out of a layer's halves"),
+        (2 * layers, "into a layer's halves, backward"),
+        (again, "out of a layer's first half, recomputed"),
+        (1, "the embedding"),
+        (1, "the head, backward"),
+    )
+    streams = [Collective("all-reduce", ("tensor",), x.micro * n, x.micro * n * size, why) for n, why in residual]
+    return merge([*([] if split_seq(x.layout) else streams), *loss(x), *gradient_sums(x, "tensor")])
+
+
+def loss(x: Shapes) -> list[Collective]:
+    """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time."""
+    tokens = x.rows * x.seq
+    chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.sizes["tensor"]), tokens)
+    padded = -(-tokens // chunks) * chunks
+    count = x.micro * chunks
+    return [
+        Collective("all-reduce", ("tensor",), count, x.micro * padded * 4, "the loss: largest logit"),
+        Collective("all-reduce", ("tensor",), count, x.micro * padded * 8, "the loss: sum of exponentials, target's logit"),
+    ]
+
+
+TENSOR = Strategy("tensor", layout, check, cost, "heads, MLP width and vocabulary are split")

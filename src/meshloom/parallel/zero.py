@@ -9,7 +9,8 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Strategy, divisors
+from meshloom.core.spec import Spec
+from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
 
 SPLIT = {"embed": ("zero",)}
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
@@ -21,7 +22,7 @@ def strategy(stage: int) -> Strategy:
     def layout(n: int) -> Layout:
         return Layout({"zero": n}, acts={"batch": ("zero",)}, **{table: SPLIT for table in TABLES[stage]})
 
-    return Strategy(f"zero{stage}", layout, check, SUMMARY[stage])
+    return Strategy(f"zero{stage}", layout, check, cost, SUMMARY[stage])
 
 
 SUMMARY = {
@@ -38,3 +39,38 @@ def check(c, seq: int, n: int) -> None:
             f"ZeRO splits parameters along embed, and embed {c.embed} cannot be split over {n} devices. "
             f"Use one of {divisors(c.embed)} devices, or add data= for the rest."
         )
+
+
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """Parameters with an `embed` axis, m micro-batches:
+
+    stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
+    parameters m gathers backward too (those outside the layers are used once). Stages 2 and 3 move one array a layer, in the type of the arithmetic.
+    Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    """
+    found: list[Collective] = []
+    for path, s in x.leaves.items():
+        inside = s.axes[0] == "layer"
+        times = x.micro * (s.shape[0] if inside else 1)
+        array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width
+        if axes := moved(x.layout, "rest", "step", s):
+            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
+        if axes := moved(x.layout, "rest", "grad", s):
+            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and path.endswith("o_bias")):
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        if axes := moved(x.layout, "step", "live", s):
+            found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, s, x) else 0
+            found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    return merge([*found, *gradient_sums(x, "zero")])
+
+
+def kept_from(path: str, s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all but the last one added."""
+    if not path.endswith("bias"):
+        return True
+    if x.remat == "none" or path.endswith("down_bias"):
+        return False
+    return not (path.endswith("o_bias") and x.parallel)

@@ -9,10 +9,12 @@ from meshloom.runner.run import How
 
 
 class Plan(NamedTuple):
-    """mesh, layout: the devices and what they hold. how: runner and remat. micro: micro-batches a step. dtype: type of the arithmetic."""
+    """mesh, layout: the devices and what they hold. how: runner and remat. micro: micro-batches a step. dtype: type of the arithmetic.
+    packed: whether rows hold several documents, so that attention needs their segments."""
 
     mesh: Mesh
     layout: Layout
     how: How
     micro: int
     dtype: str
+    packed: bool = True

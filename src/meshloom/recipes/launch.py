@@ -25,10 +25,12 @@ from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
 from meshloom.runner.run import How
+from meshloom.serve.generate import sampler
+from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
 from meshloom.weights import hf
-from meshloom.weights.load import Source, load
+from meshloom.weights.load import Source, check, load
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 UNROLL_UP_TO = 32
@@ -52,7 +54,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     model, c, source = model_of(config)
     if config.data.seq > c.max_seq:
         raise ValueError(f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq.")
-    said = []
+    said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
         spelling = default(len(devices), c)
@@ -61,7 +63,9 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
     how = How(_runner(config, c, devices[0].platform), config.train.remat)
-    return Chosen(model, c, source, spell(parse(spelling)), Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision]), tuple(said))
+    packed = config.data.packing == "documents"
+    plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
+    return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
 def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
@@ -89,6 +93,11 @@ def _check_batch(config: RunConfig, shards: int) -> None:
         )
 
 
+def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
+    """The plan as lines for people; allocates nothing."""
+    return list(chosen.said)
+
+
 class Prepared(NamedTuple):
     """A recipe's tokenizer and data."""
 
@@ -112,6 +121,7 @@ def steps_of(config: RunConfig, rows: int) -> int:
         return config.train.steps
     if config.train.tokens is not None:
         return math.ceil(config.train.tokens / (per_step * config.data.seq))
+    assert config.train.epochs is not None  # TrainConfig: exactly one of the three
     return math.ceil(config.train.epochs * rows / per_step)
 
 
@@ -122,6 +132,7 @@ def facts(config: RunConfig, chosen: Chosen) -> dict[str, Any]:
         "layout": chosen.spelling,
         "recipe": to_tree(config),
         "versions": {"meshloom": __version__, "jax": jax.__version__, "python": platform.python_version()},
+        **({"huggingface": _said(chosen.source)} if chosen.source else {}),
     }
 
 
@@ -173,9 +184,17 @@ def _said(source: Source | None) -> dict[str, Any]:
     return {} if source is None else {"said": source.said, "generation": source.generation}
 
 
+def writer(chosen: Chosen, tokenizer: tokenizers.Tokenizer, config: RunConfig) -> Callable[[Tree], list[str]]:
+    """Parameters in training -> what the model writes behind each of the recipe's prompts."""
+    s = config.sample
+    sampling = Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, tokens=s.tokens, seed=config.seed)
+    plan = chosen.plan
+    return sampler(chosen.model, chosen.config, plan.mesh, plan.layout, tokenizer, s.prompts, sampling, plan.dtype)
+
+
 def _run(config: RunConfig, folder: Path, chosen: Chosen, ready: Prepared) -> Run:
     """The resolved run."""
-    write = writer(chosen, ready.tokenizer, config.sample, config.seed) if config.sample.prompts else None
+    write = writer(chosen, ready.tokenizer, config) if config.sample.prompts else None
     return Run(
         folder=folder,
         seed=config.seed,

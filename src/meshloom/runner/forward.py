@@ -20,7 +20,9 @@ def hidden(model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.
     w, whole: the step's weights and, where ZeRO-2 has gathered them, their whole copies (a tree of None elsewhere). ctx.rotary is filled here.
     """
     specs = model.specs(c)
-    outer = jax.tree.map(lambda s, a, b: live(lay, s.axes, a, b), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec)
+    outer = jax.tree.map(
+        lambda s, a, b: live(lay, s.axes, a, b, ctx.samples), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
+    )
     ctx = replace(ctx, rotary=model.rotary(c, ctx.positions))
     x = model.embed(c, lay, outer, tokens, ctx)
     x, cache = run(model, c, lay, Layers(w.layers, whole.layers, ctx.cache), x, replace(ctx, cache=None), how)

@@ -4,6 +4,7 @@ import jax
 from jax import lax
 
 from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary
@@ -12,11 +13,12 @@ from meshloom.core.vary import vary
 def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tree, Tree]:
     """The weights that a step differentiates, and whole copies where these are shards of weights that the step holds whole (ZeRO-2; None elsewhere).
 
-    Cast to the type of the arithmetic before anything is gathered; marked as varying over the batch's mesh axes, so that gradients stay local sums.
+    Cast to the type of the arithmetic before anything is gathered; marked as varying over the mesh axes on which they work on parts (the batch's
+    and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
     """
 
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        p = vary(p.astype(dtype), lay.batch)
+        p = vary(p.astype(dtype), (*lay.batch, *parts(lay, s.axes)))
         dim, axes = gathered(lay, "rest", "step", s)
         whole = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
         return (p, whole) if axes and gathered(lay, "grad", "step", s)[1] else (whole, None)

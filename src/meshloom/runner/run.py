@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name, checkpoint_policies
+from jax.ad_checkpoint import checkpoint_policies
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import live
+from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model
@@ -23,11 +23,31 @@ class How(NamedTuple):
     remat: str = "none"
 
 
-REMAT = {
-    "none": checkpoint_policies.save_anything_except_these_names("live"),
-    "selective": checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": checkpoint_policies.nothing_saveable,
-}
+VIEWS = frozenset("reshape squeeze slice transpose broadcast_in_dim convert_element_type pcast pvary optimization_barrier name".split())
+"""Operations that cost nothing beside what they read: made again rather than kept."""
+SUMS = frozenset("psum psum_invariant reduce_scatter".split())
+
+
+def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
+    """Keeps all but views and gathered weights, so that a weight is kept as what the layer was given: no copy, and ZeRO-3's shard."""
+
+    def policy(prim: Any, *_: Any, **params: Any) -> bool:
+        return prim.name not in VIEWS and not (prim.name == "all_gather" and gathered & set(_names(params["axis_name"])))
+
+    return policy
+
+
+def _products(gathered: frozenset[str]) -> Callable[..., bool]:
+    """Keeps the results of matrix products with weights, and of the sums over devices behind them."""
+    dots = checkpoint_policies.dots_with_no_batch_dims_saveable
+    return lambda prim, *args, **params: prim.name in SUMS or dots(prim, *args, **params)
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+REMAT = {"none": _everything, "selective": _products, "full": lambda gathered: checkpoint_policies.nothing_saveable}
 """What a layer keeps for the backward pass: everything but gathered weights; the results of matrix products; its input alone."""
 
 
@@ -67,31 +87,34 @@ class Layers(NamedTuple):
 
 def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree]:
     """x through every layer.  x: (batch seq embed) -> same, and the layers' caches, stacked as they came."""
-    specs = model.specs(c).layers
-    gathers = any(
-        name in lay.grad and lay.grad[name] != lay.live.get(name) for s in jax.tree.leaves(specs, is_leaf=is_spec) for name in s.axes
-    )
-    layer = _layer(model, c, lay, specs, how.remat != "none" or gathers, REMAT[how.remat])
+    layer = _layer(model, c, lay, how)
     caches = []
     for part in stacks(model.kinds(c)):
         x, cache = RUNNERS[how.runner](layer, part, _cut(layers, part), x, ctx)
         caches.append(cache)
     if isinstance(layers.cache, list):
         return x, [cache for part in caches for cache in part]
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)  # type: ignore
 
 
-def _layer(model: Model, c: Any, lay: Layout, specs: Tree, remat: bool, policy: Callable) -> Callable:
+def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
+    specs, gathered = model.specs(c).layers, gathers(lay)
 
-    def layer(kind: Kind, weights: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
+    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
+        """at: this layer's place in a unit of several (the leading axis of the weights), or None."""
+
         def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
-            w = jax.tree.map(lambda s, a, b: checkpoint_name(live(lay, s.axes[1:], a, b), "live"), specs, w, whole, is_leaf=is_spec)
+            w, whole = (jax.tree.map(lambda a: a if at is None else lax.index_in_dim(a, at, keepdims=False), tree) for tree in (w, whole))
+            w = jax.tree.map(lambda s, a, b: live(lay, s.axes[1:], a, b, ctx.samples), specs, w, whole, is_leaf=is_spec)
             x, ctx = model.block(c, lay, kind, w, x, ctx)
             return x, ctx.cache
 
-        apply = jax.checkpoint(apply, policy=policy, prevent_cse=False) if remat else apply
-        return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
+        if how.remat != "none" or gathered or how.runner == "scan":
+            # a compiler that sees every layer would take the second computation for the first, and keep it
+            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=how.runner == "unroll")
+        cache = weights.cache if at is None else jax.tree.map(lambda a: a[at], weights.cache)
+        return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=cache))
 
     return layer
 
@@ -114,16 +137,17 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
 
     def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, Tree]:
         weights, first = given
+        if n == 1:
+            return layer(part.unit[0], None, weights, x, dataclasses.replace(ctx, layer=first))
         caches = []
         for i, kind in enumerate(part.unit):
-            mine = jax.tree.map(lambda a, i=i: a[i], weights)
-            x, cache = layer(kind, mine, x, dataclasses.replace(ctx, layer=first + i))
+            x, cache = layer(kind, i, weights, x, dataclasses.replace(ctx, layer=first + i))
             caches.append(cache)
         return x, jax.tree.map(lambda *a: jnp.stack(a), *caches)
 
-    units = jax.tree.map(lambda a: a.reshape(part.repeat, n, *a.shape[1:]), layers)
+    units = layers if n == 1 else jax.tree.map(lambda a: a.reshape(part.repeat, n, *a.shape[1:]), layers)
     x, caches = lax.scan(unit, x, (units, part.start + n * jnp.arange(part.repeat)))
-    return x, jax.tree.map(lambda a: a.reshape(part.repeat * n, *a.shape[2:]), caches)
+    return x, caches if n == 1 else jax.tree.map(lambda a: a.reshape(part.repeat * n, *a.shape[2:]), caches)
 
 
 def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
@@ -133,7 +157,7 @@ def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx
     caches = []
     for i in range(count):
         kind = part.unit[i % len(part.unit)]
-        x, new = layer(kind, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
+        x, new = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
         caches.append(new)
     return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches)
 

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from meshloom.core.config import Section
 
-
 READS = {
     "adamw": {"beta1", "beta2", "eps"},
     "lion": {"beta1", "beta2"},
@@ -76,7 +75,9 @@ class ScheduleConfig(Section):
         if self.kind == "wsd" and self.decay == 0:
             raise ValueError("schedule wsd needs a decay of at least 1: the last part of the run. Use kind: constant for no decay.")
         if self.kind != "wsd" and self.decay:
-            raise ValueError(f"schedule {self.kind} takes no decay: it has its form from the warm-up to the end. Remove decay, or use kind: wsd.")
+            raise ValueError(
+                f"schedule {self.kind} takes no decay: it has its form from the warm-up to the end. Remove decay, or use kind: wsd."
+            )
         if self.kind == "inverse_sqrt" and self.warmup == 0:
             raise ValueError("schedule inverse_sqrt needs a warmup of at least 1: it falls as sqrt(warmup / done).")
         return self
@@ -149,7 +150,9 @@ class BatchConfig(Section):
     def _check(self) -> Self:
         if self.sequences % self.micro_batches:
             divisors = ", ".join(str(n) for n in range(1, self.sequences + 1) if self.sequences % n == 0)
-            raise ValueError(f"{self.sequences} sequences cannot be cut into {self.micro_batches} equal micro-batches. Use one of {divisors}.")
+            raise ValueError(
+                f"{self.sequences} sequences cannot be cut into {self.micro_batches} equal micro-batches. Use one of {divisors}."
+            )
         return self
 
 

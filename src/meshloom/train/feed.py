@@ -12,15 +12,15 @@ from meshloom.data.loader import Loader
 
 
 class Feed:
-    """Rows of a global batch [micro, rows / micro, seq] for this process.  borders: whether rows hold several documents; where they do not,
-    attention needs no segments (padding stands last and is never seen)."""
+    """Rows of a global batch [micro, rows / micro, seq] for this process.  where: the batch's shardings; without segments where rows hold one
+    document each or one stream (padding stands last there, so no token sees it)."""
 
-    def __init__(self, where: Batch, micro: int, rows: int, seq: int, borders: bool):
-        self.where, self.micro, self.seq, self.borders = where, micro, seq, borders
+    def __init__(self, where: Batch, micro: int, rows: int, seq: int):
+        self.where, self.micro, self.seq = where, micro, seq
         self.per_micro = rows // micro
-        sharding: NamedSharding = where.tokens
+        sharding: NamedSharding = where.tokens  # type: ignore  # a Batch of shardings
         parts = sharding.addressable_devices_indices_map((micro, self.per_micro, seq)).values()
-        spans = [part[1].indices(self.per_micro)[:2] for part in parts]
+        spans = [part[1].indices(self.per_micro)[:2] for part in parts if part is not None]
         self.first, self.last = min(lo for lo, _ in spans), max(hi for _, hi in spans)
 
     @property
@@ -32,18 +32,18 @@ class Feed:
         """Batches without end from sample number `start` on."""
         return map(self.put, loader.batches(start, self.micro * self.per_micro, self.mine))
 
-    def once(self, loader: Loader) -> Iterator[Batch]:
-        """Every row of a held-out set once; the last batch is filled up with rows that weigh nothing."""
-        return map(self.put, loader.once(self.micro * self.per_micro, self.mine))
+    def once(self, loader: Loader, limit: int = 0) -> Iterator[Batch]:
+        """Every row of a held-out set once, or its first `limit`; the last batch is filled up with rows that weigh nothing."""
+        return map(self.put, loader.once(self.micro * self.per_micro, self.mine, limit))
 
     def put(self, rows: Rows) -> Batch:
         """This process's rows as parts of global arrays."""
-        arrays = rows._replace(segments=rows.segments if self.borders else None)
-        return Batch(*(None if a is None else self._put(a, where) for a, where in zip(arrays, self._where())))
+        return Batch(*(None if where is None else self._put(a, where) for a, where in zip(rows, self._where())))
 
-    def _where(self) -> tuple[NamedSharding, ...]:
+    def _where(self) -> tuple[NamedSharding | None, ...]:
+        """The shardings, in the order of the loader's fields."""
         w = self.where
-        return w.tokens, w.targets, w.weights, w.segments, w.positions, w.samples
+        return w.tokens, w.targets, w.weights, w.segments, w.positions, w.samples  # type: ignore  # a Batch of shardings
 
     def _put(self, rows: np.ndarray, where: NamedSharding) -> jax.Array:
         local = rows.reshape(self.micro, self.last - self.first, *rows.shape[1:])

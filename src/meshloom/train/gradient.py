@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import Layout
+from meshloom.core.leaf import parts
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
@@ -29,7 +30,8 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
-        count = jnp.maximum(sum_over(jnp.sum(batch.weights), lay.batch), 1)
+        scored = sum_over(jnp.sum(batch.weights), lay.batch)
+        count = jnp.maximum(scored, 1)
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
             total, sums = objective(bound, w, whole, rows, key)
@@ -37,20 +39,26 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / (count * scale), specs, grads, is_leaf=is_spec)
-        return grads, jax.tree.map(lambda a: sum_over(a, lay.batch), sums), global_norm(grads)
+        sums = {name: scored if name == "tokens" else sum_over(a, lay.batch) for name, a in sums.items()}
+        return grads, sums, global_norm(grads)
 
     if lay.devices == 1:
         return local
-    rest, rows = partitions(lay, "rest", specs), batch_partition(lay)
+    rest, rows = partitions(lay, "rest", specs), batch_partition(plan)
     return jax.shard_map(
         local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
     )
 
 
-def batch_partition(lay: Layout) -> Batch:
-    """The PartitionSpecs of a step's batch [micro, batch, seq]."""
-    rows = PartitionSpec(None, lay.batch or None)
-    return Batch(rows, rows, rows, rows, rows, rows)
+def batch_partition(plan: Plan) -> Batch:
+    """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
+    rows = PartitionSpec(None, plan.layout.batch or None)
+    return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
+
+
+def batch_shardings(plan: Plan) -> Batch:
+    """Where a step's batch lies."""
+    return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -75,12 +83,12 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
-    """A gradient's local sums, added over the batch's mesh axes into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
+    """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     dim, scatter = gathered(lay, "rest", "grad", s)
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
     done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
-    return sum_over(g, tuple(a for a in lay.batch if a not in done))
+    return sum_over(g, tuple(a for a in (*lay.batch, *parts(lay, s.axes)) if a not in done))
 
 
 def global_norm(grads: Tree) -> jax.Array:

@@ -2,8 +2,11 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from meshloom.core.spec import abstract
 from meshloom.core.tree import Tree
@@ -14,15 +17,25 @@ from meshloom.plan.flops import train_flops
 from meshloom.plan.peak import peak
 from meshloom.plan.plan import Plan
 from meshloom.train import plot
-from meshloom.train.config import BatchConfig, CheckpointConfig, EvalConfig, LogConfig, OptimizerConfig, SampleConfig, ScheduleConfig, TrainConfig
+from meshloom.train.config import (
+    BatchConfig,
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    OptimizerConfig,
+    SampleConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from meshloom.train.feed import Feed
 from meshloom.train.metrics import TIMING, Interval, Line, Metrics
+from meshloom.train.preempt import Preemption
 from meshloom.train.progress import Progress
 from meshloom.train.scale import check_skips
 from meshloom.train.schedule import make_schedule
 from meshloom.train.score import make_score, score
 from meshloom.train.step import State, Step, make_step
-from meshloom.weights.checkpoint import Checkpoints, Stop
+from meshloom.weights.checkpoint import Checkpoints, check_same
 
 
 class Run(NamedTuple):
@@ -69,49 +82,44 @@ def train(run: Run, resume: bool = False) -> Outcome:
     does not fit. The step's checkpoint is saved before the step's evaluation, so that a failing evaluation loses nothing.
     """
     step = _make_step(run)
-    with Stop(run.checkpoint.grace) as stop, Checkpoints(run.folder / "checkpoints", run.checkpoint) as saved:
-        state, loader, done, partial = begin(run, step, saved, resume)
-        with Metrics(run.folder, run.log.tensorboard, done) as metrics, _progress(run, done) as progress:
+    keep = run.checkpoint
+    with Preemption(keep.grace) as ask, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
+        state, loader, done, sample, partial = begin(run, step, saved, resume)
+        with Metrics(run.folder, run.log.tensorboard, run.log.every, done) as metrics, _progress(run, done) as progress:
             hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
             if done:
                 hooks.due(state, done)
-            first, batches = done, hooks.feed.train(loader, done * run.batch.sequences)
-            while done < run.steps and not stop.due(done):
+            first, batches = done, hooks.feed.train(loader, sample)
+            while done < run.steps and not ask.stop(done):
                 begun = time.perf_counter()
                 batch = next(batches)
                 progress.step(done + 1, time.perf_counter() - begun)
                 state, told = step.run(state, batch)
-                done += 1
+                done, sample = done + 1, sample + run.batch.sequences
                 if done == first + 1:
                     progress.restart()
                 hooks.log(hooks.interval.push(done, told))
                 saved.check()
                 if _every(done, run.checkpoint.every):
-                    hooks.save(state, loader, done)
+                    hooks.save(state, loader, done, sample)
                 hooks.due(state, done)
-            return hooks.end(state, loader, done, stop.signal)
+            return hooks.end(state, loader, done, sample, ask.signal or None)
 
 
-def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State, Loader, int, dict[str, float]]:
-    """The first state, the data, the steps done, and the sums of an unfinished interval: of a new run, or of the newest checkpoint."""
-    newest = saved.newest() if resume else None
+def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State, Loader, int, int, dict[str, dict[str, float]]]:
+    """The first state, the data, the steps and the samples done, and an unfinished interval: of a new run, or of the newest checkpoint.
+
+    Samples are counted by themselves, so a resume may have another batch size: the next sample is still the next.
+    """
+    newest = saved.latest() if resume else None
     if newest is None:
         given = None if run.weights is None else run.weights(step.shardings.params)
-        return step.start(given), run.data, 0, {}
+        return step.start(given), run.data, 0, 0, {}
     info = saved.info(newest)
-    same_model(info["facts"]["model"], run.facts["model"])
+    check_same("model", info["model"], run.facts["model"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
-    if sample % run.batch.sequences:
-        raise ValueError(f"The run stopped after {sample} samples, which is no whole number of steps of {run.batch.sequences} sequences. Use batch.sequences that divides it.")
-    state = saved.restore(newest, abstract(step.specs, step.shardings))
-    return state, loader, newest, info["interval"]
-
-
-def same_model(was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuses to go on with another model, naming every field that differs."""
-    differ = [f"{key} was {was.get(key)!r} and is {now.get(key)!r}" for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
-    if differ:
-        raise ValueError(f"The checkpoint was made with another model: {'; '.join(differ)}. Set it back, or start a new run in another folder.")
+    state = saved.restore(abstract(step.specs, step.shardings), newest)
+    return state, loader, newest, sample, info["interval"]
 
 
 class Hooks:
@@ -119,10 +127,9 @@ class Hooks:
 
     def __init__(self, run: Run, step: Step, saved: Checkpoints, metrics: Metrics, progress: Progress, interval: Interval):
         self.run, self.step, self.saved, self.metrics, self.progress, self.interval = run, step, saved, metrics, progress, interval
-        borders = run.data.packing == "documents"
-        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.seq, borders)
+        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.how.seq)
         self.judge = make_score(run.model, run.config, run.plan)
-        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.seq, borders)
+        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.how.seq)
         self.loss: float | None = None
         self.saved_at = 0
 
@@ -138,10 +145,10 @@ class Hooks:
         self.metrics.write({"step": line.step, **rate._asdict()}, TIMING)
         self.progress.line(line, rate)
 
-    def save(self, state: State, loader: Loader, done: int) -> None:
+    def save(self, state: State, loader: Loader, done: int, sample: int) -> None:
         """Sends a checkpoint on its way, with all that an exact resume needs."""
         self.log(self.interval.read())
-        info = {"facts": self.run.facts, "data": loader.state(done * self.run.batch.sequences), "interval": self.interval.sums}
+        info = {**self.run.facts, "data": loader.state(sample), "interval": self.interval.state}
         self.saved.save(done, state, info)
         self.saved_at = done
         self.progress.restart()
@@ -157,9 +164,8 @@ class Hooks:
     def validate(self, state: State, done: int) -> None:
         """The loss on the held-out set: its first eval.batches batches, or all of it."""
         self.log(self.interval.read())
-        batches = self.held.once(self.run.valid)
-        limit = self.run.eval.batches
-        got = score(self.judge, state.params, (b for _, b in zip(range(limit), batches, strict=False)) if limit else batches)
+        rows = self.run.eval.batches * self.run.eval.sequences
+        got = score(self.judge, state.params, self.held.once(self.run.valid, rows))
         self.loss = got.loss
         values = {"kind": "valid", "step": done, "loss": got.loss, "perplexity": got.perplexity, "accuracy": got.accuracy, "tokens": int(got.tokens)}
         self.metrics.write(values)
@@ -170,17 +176,20 @@ class Hooks:
     def show(self, state: State, done: int) -> None:
         """What the model writes now."""
         self.log(self.interval.read())
+        assert self.run.write is not None
         for prompt, text in zip(self.run.sample.prompts, self.run.write(state.params)):
             self.metrics.write({"kind": "sample", "step": done, "prompt": prompt, "text": text})
             self.progress.say(f"step {done:>6,}  {prompt}{text}")
         self.progress.restart()
 
-    def end(self, state: State, loader: Loader, done: int, signal: int | None) -> Outcome:
+    def end(self, state: State, loader: Loader, done: int, sample: int, signal: int | None) -> Outcome:
         """The last checkpoint, on disk; then, unless a signal hurries, the last validation and text."""
         self.log(self.interval.read())
         if self.saved_at != done and done:
-            self.save(state, loader, done)
+            self.save(state, loader, done, sample)
         self.saved.wait()
+        if done == self.run.steps:
+            self.log(self.interval.rest(done))
         if signal is None:
             if self.run.valid is not None:
                 self.validate(state, done)
@@ -203,7 +212,7 @@ def _eval_rows(run: Run) -> int:
 
 def _make_step(run: Run) -> Step:
     """The step's program, with the schedule in its unit."""
-    per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.seq}[run.schedule.unit]
+    per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.how.seq}[run.schedule.unit]
     schedule = make_schedule(run.schedule, run.optimizer.lr, per_step * run.steps)
     return make_step(run.model, run.config, run.plan, run.objective, run.optimizer, schedule, run.train, run.seed, per_step)
 
@@ -211,5 +220,5 @@ def _make_step(run: Run) -> Step:
 def _progress(run: Run, done: int) -> Progress:
     """The display, with the part of a second that one position takes at the devices' peak."""
     best = peak(run.train.precision)
-    share = None if best is None else train_flops(run.model, run.config, run.data.seq) / (best * run.plan.mesh.size)
-    return Progress(run.steps, done, share, run.batch.sequences * run.data.seq)
+    share = None if best is None else train_flops(run.model, run.config, run.data.how.seq) / (best * run.plan.mesh.size)
+    return Progress(run.steps, done, share, run.batch.sequences * run.data.how.seq, show=jax.process_index() == 0)

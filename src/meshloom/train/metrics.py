@@ -38,10 +38,15 @@ class Line(NamedTuple):
 class Interval:
     """Sums since the last line, and the numbers of a step that has not been read yet."""
 
-    def __init__(self, every: int, partial: dict[str, float] | None = None):
-        self.every, self.sums = every, dict.fromkeys(SUMS, 0.0) | (partial or {})
+    def __init__(self, every: int, state: dict[str, dict[str, float]] | None = None):
+        self.every = every
+        self.sums, self.last = (state or {}).get("sums") or dict.fromkeys(SUMS, 0.0), (state or {}).get("last", {})
         self.waiting: tuple[int, dict[str, jax.Array]] | None = None
-        self.last: dict[str, float] = {}
+
+    @property
+    def state(self) -> dict[str, dict[str, float]]:
+        """What a checkpoint keeps of it."""
+        return {"sums": dict(self.sums), "last": dict(self.last)}
 
     def push(self, step: int, told: dict[str, jax.Array]) -> Line | None:
         """Takes a step's numbers; returns the line that the step before completes, if it completes one."""
@@ -59,6 +64,10 @@ class Interval:
             self.sums[name] += self.last[name]
         return self.line(step) if step % self.every == 0 else None
 
+    def rest(self, step: int) -> Line | None:
+        """The line of an interval that the end of the run cuts short."""
+        return self.line(step) if self.sums["tokens"] and self.last else None
+
     def line(self, step: int) -> Line:
         """The line of the interval that ends with this step; the next begins empty."""
         s, self.sums = self.sums, dict.fromkeys(SUMS, 0.0)
@@ -70,16 +79,17 @@ class Interval:
 class Metrics:
     """The files of a run. start: steps done already: lines after them are taken out, so that what follows is written once.
 
-    Lines about the state after step `start` (validation, text) are taken out too: the loop makes them again.
+    Lines about the state after step `start` (validation, text) are taken out too, and one of an interval of less than `every` steps that ended
+    there: the loop makes them again.
     """
 
-    def __init__(self, folder: Path, tensorboard: bool, start: int = 0):
+    def __init__(self, folder: Path, tensorboard: bool, every: int, start: int = 0):
         self.writes = jax.process_index() == 0
         self.board = None
         if not self.writes:
             return
         for name in (METRICS, TIMING):
-            _cut(folder / name, start)
+            _cut(folder / name, start, every)
         self.files = {name: (folder / name).open("a", encoding="utf-8") for name in (METRICS, TIMING)}
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -110,18 +120,19 @@ class Metrics:
                     self.board.add_scalar(f"{values.get('kind', 'timing')}/{key}", value, values["step"])
 
 
-def _cut(path: Path, start: int) -> None:
+def _cut(path: Path, start: int, every: int) -> None:
     """Takes out the lines that a resumed run writes again, and a last line that a crash left half written."""
     if not path.exists():
         return
     raw = path.read_text(encoding="utf-8")
-    kept = [line for line in raw.splitlines(keepends=True) if line.endswith("\n") and _stays(json.loads(line), start)]
+    kept = [line for line in raw.splitlines(keepends=True) if line.endswith("\n") and _stays(json.loads(line), start, every)]
     if "".join(kept) != raw:
         write_bytes(path, "".join(kept).encode())
 
 
-def _stays(values: dict[str, Any], start: int) -> bool:
-    return values["step"] < start or (values["step"] == start and values.get("kind", "train") == "train")
+def _stays(values: dict[str, Any], start: int, every: int) -> bool:
+    whole = start % every == 0 and values.get("kind", "train") == "train"
+    return values["step"] < start or (values["step"] == start and whole)
 
 
 def read(folder: Path, kind: str) -> list[dict[str, Any]]:

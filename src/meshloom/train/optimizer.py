@@ -21,7 +21,6 @@ from jax.typing import ArrayLike
 
 from meshloom.core.spec import ZEROS, Spec, abstract, is_spec
 from meshloom.core.tree import Tree, named_leaves
-
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.scale import select
 
@@ -156,7 +155,9 @@ def orthogonalize(x: Array, r: Role, steps: int = 5, eps: float = 1e-8) -> Array
 def muon(c: OptimizerConfig, roles: Tree) -> optax.GradientTransformationExtraArgs:
     """Muon's direction for the matrices of the layers, Adam's for the rest (tables, gains, biases).
     Scaled to a root mean square of c.rms, so that one learning rate serves both.  Source: arXiv 2502.16982, equation 4."""
-    by_muon = lambda r: r.matrix and not r.table
+
+    def by_muon(r: Role) -> bool:
+        return r.matrix and not r.table
 
     def init(params: Tree) -> Moments:
         nu = jax.tree.map(lambda r, p: None if by_muon(r) else jnp.zeros_like(p), roles, params, is_leaf=_is_role)
@@ -262,7 +263,10 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
     ) -> tuple[Tree, Tree]:
         scaled = jax.tree.map(lambda g: g * factor, grads)
         towards, state = direction.update(scaled, state, params, finite=finite)
-        step = lambda decays, d, p: -lr * (d + weight_decay * p if decays and weight_decay else d)
+
+        def step(decays: bool, d: Array, p: Array) -> Array:
+            return -jnp.asarray(lr) * (d + weight_decay * p if decays and weight_decay else d)
+
         return jax.tree.map(step, mask, towards, params), state
 
     return optax.GradientTransformationExtraArgs(direction.init, update)
@@ -304,9 +308,11 @@ def state_specs(tx: optax.GradientTransformation, specs: Tree) -> Tree:
         kept = _kept(fields, owner) if owner and leaf.shape else ()
         if leaf.shape != tuple(owner.shape[i] for i in kept) if owner else leaf.shape:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand.")
-        pick = lambda values: tuple(values[i] for i in kept)
-        return Spec(leaf.shape, pick(owner.axes) if owner else (), ZEROS, str(leaf.dtype), pick(owner.used) if owner else ())
+            raise ValueError(
+                f"Optimizer state {name} of shape {leaf.shape} mirrors no parameter, so its sharding is unknown. Give it its axes by hand."
+            )
+        axes, used = (tuple(values[i] for i in kept) for values in ((owner.axes, owner.used) if owner else ((), ())))
+        return Spec(leaf.shape, axes, ZEROS, str(leaf.dtype), used)
 
     return jax.tree_util.tree_map_with_path(one, state)
 

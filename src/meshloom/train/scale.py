@@ -32,8 +32,8 @@ class Scale(NamedTuple):
 def init_scale(c: LossScaleConfig, precision: str) -> Scale:
     """The first state. Every precision has one (it counts skips too); the scale stays 1 unless precision is fp16."""
     first = c.initial if precision == "fp16" else 1.0
-    count = lambda n: jnp.asarray(n, jnp.int32)
-    return Scale(jnp.asarray(first, jnp.float32), count(0), count(c.hysteresis), count(0), count(0))
+    counts = (jnp.asarray(n, jnp.int32) for n in (0, c.hysteresis, 0, 0))
+    return Scale(jnp.asarray(first, jnp.float32), *counts)
 
 
 def next_scale(c: LossScaleConfig, precision: str, state: Scale, finite: Array) -> Scale:
@@ -48,7 +48,9 @@ def next_scale(c: LossScaleConfig, precision: str, state: Scale, finite: Array) 
     good = jnp.where(finite, state.good + 1, 0)
     grow, shrink = good >= c.window, patience <= 0
     shrink = jnp.logical_and(shrink, jnp.logical_not(finite))
-    scale = jnp.where(grow, jnp.minimum(state.scale * 2, c.maximum), jnp.where(shrink, jnp.maximum(state.scale / 2, c.minimum), state.scale))
+    scale = jnp.where(
+        grow, jnp.minimum(state.scale * 2, c.maximum), jnp.where(shrink, jnp.maximum(state.scale / 2, c.minimum), state.scale)
+    )
     return counted._replace(
         scale=scale,
         good=jnp.where(grow, 0, good),

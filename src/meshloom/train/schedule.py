@@ -61,7 +61,9 @@ def make_schedule(c: ScheduleConfig, lr: float, total: float) -> Schedule:
     """The learning rate of a run that is `total` units long (c.unit: steps or tokens).  lr: the peak.  Returns done -> fp32 scalar.
     Raises ValueError if warm-up and decay do not fit into the run."""
     if c.warmup > total:
-        raise ValueError(f"A warm-up of {c.warmup:,} {c.unit} does not fit into a run of {total:,} {c.unit}. Lower schedule.warmup, or train longer.")
+        raise ValueError(
+            f"A warm-up of {c.warmup:,} {c.unit} does not fit into a run of {total:,} {c.unit}. Lower schedule.warmup, or train longer."
+        )
     if c.warmup + c.decay > total:
         raise ValueError(
             f"A warm-up of {c.warmup:,} and a decay of {c.decay:,} {c.unit} do not fit into a run of {total:,} {c.unit}. "

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
 from meshloom.core.mesh import partitions, shardings
@@ -13,7 +13,8 @@ from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.objectives.lm import Bound, lm
 from meshloom.plan.plan import Plan
-from meshloom.train.gradient import batch_partition, gather_step, sum_over
+from meshloom.runner.gather import gather_step
+from meshloom.train.gradient import batch_partition, batch_shardings, sum_over
 
 
 class Score(NamedTuple):
@@ -50,9 +51,8 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
 
     if lay.devices == 1:
         return jax.jit(local)
-    mapped = jax.shard_map(local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(lay)), out_specs=PartitionSpec())
-    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(lay), is_leaf=lambda x: isinstance(x, PartitionSpec))
-    return jax.jit(mapped, in_shardings=(shardings(plan.mesh, lay, "rest", specs), rows))
+    mapped = jax.shard_map(local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(plan)), out_specs=PartitionSpec())
+    return jax.jit(mapped, in_shardings=(shardings(plan.mesh, lay, "rest", specs), batch_shardings(plan)))
 
 
 def score(program: Callable[[Tree, Batch], dict[str, jax.Array]], params: Tree, batches: Iterable[Batch]) -> Score:

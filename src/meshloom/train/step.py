@@ -15,7 +15,7 @@ from meshloom.models.base import Model
 from meshloom.objectives.lm import Objective
 from meshloom.plan.plan import Plan
 from meshloom.train.config import OptimizerConfig, TrainConfig
-from meshloom.train.gradient import batch_partition, make_gradient
+from meshloom.train.gradient import batch_shardings, make_gradient
 from meshloom.train.optimizer import make_optimizer, state_specs, update
 from meshloom.train.scale import Scale, average, init_scale, next_scale, select
 from meshloom.train.schedule import Schedule
@@ -63,7 +63,7 @@ def make_step(
     gradient = make_gradient(model, c, plan, objective)
     specs = _state_specs(tx, params, train)
     where = shardings(plan.mesh, plan.layout, "rest", specs)
-    rows = jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan.layout), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    rows = batch_shardings(plan)
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         done = state.step + 1

@@ -27,7 +27,9 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         where, free = target.parent, _free(target.parent)
-        raise type(error)(error.errno, f"{error.strerror}: could not write {target} ({free} bytes free in {where}). Nothing was changed") from error
+        raise type(error)(
+            error.errno, f"{error.strerror}: could not write {target} ({free} bytes free in {where}). Nothing was changed"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -100,12 +100,16 @@ def hf_config(path: Path, fields: Mapping[str, Callable[[], Any]], tensors: Mapp
 
     kind = get("general.architecture")
     if kind != "llama":
-        raise ValueError(f"{path} holds a model of architecture '{kind}'; only 'llama' is read from GGUF. Take the model's Hugging Face folder.")
+        raise ValueError(
+            f"{path} holds a model of architecture '{kind}'; only 'llama' is read from GGUF. Take the model's Hugging Face folder."
+        )
     heads, embed = get("llama.attention.head_count"), get("llama.embedding_length")
     head = get("llama.attention.key_length", embed // heads)
     beyond = [name for name in ("rope_freqs.weight", "blk.0.ffn_gate_inp.weight") if name in tensors]
     if beyond or get("llama.rope.dimension_count", head) != head or get("llama.attention.value_length", head) != head:
-        raise ValueError(f"{path} has features that are not read from GGUF ({', '.join(beyond) or 'partial rotary'}). Take its Hugging Face folder.")
+        raise ValueError(
+            f"{path} has features that are not read from GGUF ({', '.join(beyond) or 'partial rotary'}). Take its Hugging Face folder."
+        )
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": get("llama.rope.freq_base", 10000.0)}
     scaling = get("llama.rope.scaling.type", "none")
     if scaling != "none":
@@ -156,8 +160,11 @@ def tokenizer(path: Path, fields: Mapping[str, Callable[[], Any]]) -> Tokenizer:
     get = {name.removeprefix("tokenizer."): field for name, field in fields.items() if name.startswith("tokenizer.")}
     kind, split = (get[name]() if name in get else None for name in ("ggml.model", "ggml.pre"))
     if kind != "gpt2" or split not in SPLITS:
-        raise ValueError(f"{path} has a tokenizer of kind '{kind}', '{split}'; read are 'gpt2' with {', '.join(SPLITS)}. Give a tokenizer folder.")
+        raise ValueError(
+            f"{path} has a tokenizer of kind '{kind}', '{split}'; read are 'gpt2' with {', '.join(SPLITS)}. Give a tokenizer folder."
+        )
     tokens, types = get["ggml.tokens"](), get["ggml.token_type"]()
+    merges = get["ggml.merges"]() if "ggml.merges" in get else []
     added = [
         {
             "id": i,
@@ -198,7 +205,7 @@ def tokenizer(path: Path, fields: Mapping[str, Callable[[], Any]]) -> Tokenizer:
             "byte_fallback": False,
             "ignore_merges": split == "llama-bpe",
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in get["ggml.merges"]()],
+            "merges": [merge.split(" ", 1) for merge in merges],
         },
     }
     return Tokenizer(json.dumps(out, ensure_ascii=False), {"tokenizer_class": "PreTrainedTokenizerFast", **special, **template})

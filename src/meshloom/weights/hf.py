@@ -1,6 +1,7 @@
 """Hugging Face folders: config.json, generation_config.json, safetensors files, tokenizer files. Both ways."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def open_folder(folder: str | Path) -> Source:
     if said is None:
         raise ValueError(f"{folder} has no config.json. Give a folder that `save_pretrained` or Meshloom's export has written.")
     if said.get("quantization_config"):
-        raise ValueError(f"{folder} holds quantised weights ({said['quantization_config'].get('quant_method')}). Take the unquantised checkpoint.")
+        raise ValueError(
+            f"{folder} holds quantised weights ({said['quantization_config'].get('quant_method')}). Take the unquantised checkpoint."
+        )
     model = find(said)
     config = model.from_hf(said)
     generation = _json(folder / "generation_config.json") or {}
@@ -122,7 +125,7 @@ def save(
     old: bool = False,
     said: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | Mapping[str, str] | None = None,
     overwrite: bool = False,
     file_bytes: int = 5 << 30,
 ) -> None:
@@ -130,7 +133,7 @@ def save(
 
     dtype: of every tensor, or of each by its Hugging Face name.  old: config.json as transformers 4 wrote it.  said: a config.json whose other
     keys are kept.  generation: generation_config.json; its token ids go into both files (several end ids stay several).
-    tokenizer: a folder or a tokenizer.json, copied byte for byte.  file_bytes: largest file.
+    tokenizer: a folder or a tokenizer.json, copied byte for byte; or text by file name.  file_bytes: largest file.
     Called by every process; the first one writes.  Raises FileExistsError unless told to overwrite.
     """
     folder = Path(folder)
@@ -142,23 +145,33 @@ def save(
             pass
         return
     with whole_folder(folder, overwrite) as target:
-        most = max(set(kinds.values()), key=lambda kind: sum(np.prod(p.shape) for p in places if kinds[p.theirs] == kind))
-        _write_json(target / "config.json", config_json(model, c, str(most), old, said or {}, generation or {}))
-        _write_json(target / "generation_config.json", {**(generation or {}), **_token_ids(said or {}, generation or {})})
-        _write_tensors(target, places, kinds, _values(places, weights), file_bytes)
+        most = max(set(kinds.values()), key=lambda kind: sum(math.prod(p.shape) for p in places if kinds[p.theirs] == kind))
         if tokenizer is not None:
-            copy_tokenizer(Path(tokenizer), target)
+            write_tokenizer(tokenizer, target)
+        ids = token_ids(said or {}, generation or {}, target)
+        _write_json(target / "config.json", config_json(model, c, str(most), old, said or {}) | ids)
+        _write_json(target / "generation_config.json", {**(generation or {}), **ids})
+        _write_tensors(target, places, kinds, _values(places, weights), file_bytes)
 
 
-def config_json(model: Model, c: Any, dtype: str, old: bool, said: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json: what the configuration says, the token ids, and the rest of `said`."""
+def config_json(model: Model, c: Any, dtype: str, old: bool, said: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json: what the configuration says, and the rest of `said`."""
     kept = {key: value for key, value in said.items() if key not in SCHEMA_KEYS}
-    return {**kept, **model.to_hf(c, old), **_token_ids(said, generation), "torch_dtype" if old else "dtype": dtype}
+    return {**kept, **model.to_hf(c, old), "torch_dtype" if old else "dtype": dtype}
 
 
-def _token_ids(said: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Token ids for both files: generation's, else config's, else null (so that no default of a class creeps in)."""
-    return {key: generation.get(key) if generation.get(key) is not None else said.get(key) for key in TOKEN_IDS}
+def token_ids(said: Mapping[str, Any], generation: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Token ids for both files: generation's, else config's, else those of the tokenizer in the folder, else null (so that no default of a
+    class creeps in)."""
+    stated = {key: generation.get(key) if generation.get(key) is not None else said.get(key) for key in TOKEN_IDS}
+    named = _json(folder / "tokenizer_config.json") or {}
+    words = _json(folder / "tokenizer.json") or {}
+    known = {**words.get("model", {}).get("vocab", {}), **{token["content"]: token["id"] for token in words.get("added_tokens", [])}}
+    for key in TOKEN_IDS:
+        token = named.get(key.removesuffix("_id"))
+        if stated[key] is None and key not in said and token is not None:
+            stated[key] = known.get(token["content"] if isinstance(token, dict) else token)
+    return stated
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -182,7 +195,9 @@ def _fetch(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _write_tensors(target: Path, places: Sequence[Place], kinds: Mapping[str, np.dtype], values: Iterator[np.ndarray], file_bytes: int) -> None:
+def _write_tensors(
+    target: Path, places: Sequence[Place], kinds: Mapping[str, np.dtype], values: Iterator[np.ndarray], file_bytes: int
+) -> None:
     """Writes one file, or several with an index where there is more than file_bytes."""
     size = {p.theirs: int(np.prod(p.shape)) * kinds[p.theirs].itemsize for p in places}
     groups: list[list[Place]] = [[]]
@@ -199,17 +214,24 @@ def _write_tensors(target: Path, places: Sequence[Place], kinds: Mapping[str, np
         _write_json(target / INDEX, {"metadata": {"total_size": sum(size.values())}, "weight_map": weight_map})
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies a tokenizer's files byte for byte.  source: a folder, or a tokenizer.json.  Raises ValueError if there is none."""
-    if source.is_file():
-        shutil.copyfile(source, target / "tokenizer.json")
-        found = ["tokenizer.json"]
-    else:
-        found = [name for name in TOKENIZER_FILES if (source / name).exists()]
-        for name in found:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
-            copy(source / name, target / name)
+def write_tokenizer(source: str | Path | Mapping[str, str], target: Path) -> None:
+    """Writes a tokenizer's files into a folder.  source: a folder or a tokenizer.json, copied byte for byte; or text by file name.
+    Raises ValueError if there is none."""
+    if isinstance(source, Mapping):
+        for name, text in source.items():
+            (target / name).write_text(text, encoding="utf-8")
+        return
+    source = Path(source)
+    found = ["tokenizer.json"] if source.is_file() else tokenizer_files(source)
+    for name in found:
+        original = source if source.is_file() else source / name
+        (shutil.copytree if original.is_dir() else shutil.copyfile)(original, target / name)
     if not found:
         raise ValueError(f"{source} holds no tokenizer ({', '.join(TOKENIZER_FILES[:3])} ...). Give its folder, or a tokenizer.json.")
     if found == ["tokenizer.json"]:
         _write_json(target / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """The files of a tokenizer that a folder holds."""
+    return [name for name in TOKENIZER_FILES if (folder / name).exists()]

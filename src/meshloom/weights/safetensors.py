@@ -49,7 +49,11 @@ class Tensor(NamedTuple):
         """The tensor as a view of the mapped file: bytes are read as they are used."""
         if not math.prod(self.shape):
             return np.zeros(self.shape, self.dtype)
-        return np.memmap(self.path, np.uint8, "r", self.start, (math.prod(self.shape) * self.dtype.itemsize,)).view(self.dtype).reshape(self.shape)
+        return (
+            np.memmap(self.path, np.uint8, "r", self.start, (math.prod(self.shape) * self.dtype.itemsize,))
+            .view(self.dtype)
+            .reshape(self.shape)
+        )
 
 
 def index(path: Path) -> dict[str, Tensor]:
@@ -67,10 +71,14 @@ def index(path: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in DTYPES:
-            raise ValueError(f"{path}: tensor {name} has element type {entry['dtype']}, which is not implemented. These are: {', '.join(DTYPES)}.")
+            raise ValueError(
+                f"{path}: tensor {name} has element type {entry['dtype']}, which is not implemented. These are: {', '.join(DTYPES)}."
+            )
         dtype, shape, (start, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         if end - start != math.prod(shape) * dtype.itemsize or start < 0 or 8 + length + end > size:
-            raise ValueError(f"{path} is damaged or cut: tensor {name} should end at byte {8 + length + end} of {size}. Copy or download it again.")
+            raise ValueError(
+                f"{path} is damaged or cut: tensor {name} should end at byte {8 + length + end} of {size}. Copy or download it again."
+            )
         tensors[name] = Tensor(path, dtype, shape, 8 + length + start)
     return tensors
 

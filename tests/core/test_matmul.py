@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-
 from meshloom.ops.matmul import contract, dense
 
 SIZES = dict(b=2, t=5, d=12, h=3, k=4, f=10, v=9)

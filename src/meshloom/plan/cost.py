@@ -1,0 +1,86 @@
+"""What one step of a model moves between devices under a layout: the sum of its strategies' formulas, and how that compares with a compiled program."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from meshloom.core.layout import Layout
+from meshloom.core.spec import is_spec
+from meshloom.models.base import Model
+from meshloom.parallel.base import Collective, Shapes, merge, ordered
+from meshloom.parallel.table import STRATEGIES, build, parse
+from meshloom.plan.hlo import Found
+from meshloom.runner.run import How, stacks
+
+SUMS = 4
+"""Numbers that the language-modelling objective adds up for the log: loss, z, correct, tokens."""
+
+
+def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro: int, how: How, dtype: str) -> Shapes:
+    """What a step's traffic depends on.  sequences: of the whole step, over all devices and micro-batches.
+    Raises ValueError where these do not divide."""
+    cut = micro * layout.size(layout.batch)
+    if sequences % cut:
+        by = " x ".join(f"{a}={layout.sizes[a]}" for a in layout.batch)
+        raise ValueError(
+            f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
+            f"Use batch.sequences that is a multiple of {cut}."
+        )
+    parallel = getattr(c, "parallel", False)  # a field of the families that know parallel halves
+    return Shapes(model.specs(c), c, layout, sequences // cut, seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
+
+
+def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
+    """Layers whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer (its
+    compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
+    if layout.platform != "cpu":
+        return 0
+    return sum(len(s.unit) * s.repeat for s in stacks(model.kinds(c)) if how.runner == "unroll" or s.repeat == 1)
+
+
+def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
+    """Every collective of one step under a layout's compact spelling, by strategy."""
+    asked = [name for name, n in parse(spelling).items() if n > 1]
+    return merge(c._replace(axes=ordered(x.layout, c.axes)) for name in asked for c in STRATEGIES[name].cost(x))
+
+
+class Line(NamedTuple):
+    """One kind of collective over the same mesh axes: what the program has and what the formula says, (count, bytes)."""
+
+    kind: str
+    axes: tuple[str, ...]
+    found: tuple[int, int]
+    formula: tuple[int, int]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the program moves what the formula says, to the byte."""
+        return self.found == self.formula
+
+
+def compare(found: Iterable[Found], formula: Iterable[Collective]) -> list[Line]:
+    """Program and formula side by side, in the order of kinds."""
+    sides: list[dict] = []
+    for side in (found, formula):
+        total: dict[tuple, tuple[int, int]] = {}
+        for c in side:
+            count, size = total.get((c.kind, c.axes), (0, 0))
+            total[c.kind, c.axes] = (count + c.count, size + c.bytes)
+        sides.append(total)
+    return [Line(*key, sides[0].get(key, (0, 0)), sides[1].get(key, (0, 0))) for key in sorted({*sides[0], *sides[1]})]
+
+
+def wire_bytes(c: Collective | Found, layout: Layout) -> float:
+    """Bytes that each device sends, with the ring algorithm: (n-1)/n of a gather or a scatter, twice that of an all-reduce.
+    Source: the scaling book, 'Sharded matrices'."""
+    n = layout.size(c.axes)
+    return c.bytes * (n - 1) / n * (2 if c.kind == "all-reduce" else 1)
+
+
+def parameter_bytes(specs: Any) -> int:
+    """Bytes of all parameters, fp32, padding included."""
+    return sum(s.nbytes for s in jax.tree.leaves(specs, is_leaf=is_spec))
+
+
+__all__ = ["Line", "build", "compare", "merged", "parameter_bytes", "shapes", "step_cost", "wire_bytes"]

@@ -1,0 +1,74 @@
+"""Bytes on one device: what is stored between steps, by formula and as counted on real arrays; what a step adds, as an estimate."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshloom.core.layout import Layout
+from meshloom.core.leaf import split_seq
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree
+from meshloom.models.base import Model
+from meshloom.ops.loss import chunk_count
+from meshloom.parallel.base import Shapes, moved
+
+
+def stored(layout: Layout, specs: Tree) -> int:
+    """Bytes of a tree of arrays on one device between steps: each array's share under table `rest`, in its own type."""
+    return sum(layout.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize) for s in jax.tree.leaves(specs, is_leaf=is_spec))
+
+
+def counted(tree: Tree) -> int:
+    """Bytes of a tree of arrays on the device that holds most of them, counted on the arrays' shards."""
+    held: dict[Any, int] = {}
+    for array in jax.tree.leaves(tree):
+        for shard in array.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values(), default=0)
+
+
+def kv_cache(c: Any, layout: Layout, rows: int, length: int, dtype: str) -> int:
+    """Bytes of the keys and values of every layer on one device.  rows: sequences on one device.  length: slots of each."""
+    heads = c.kv_heads // layout.size(layout.acts.get("kv_heads", ()))
+    return 2 * c.layers * rows * length * heads * c.head * jnp.dtype(dtype).itemsize
+
+
+def working(model: Model, x: Shapes) -> dict[str, int]:
+    """Bytes that a step holds beside what is stored, by kind. An estimate from shapes: a compiler reuses buffers and adds its own;
+    `compiled.memory_analysis()` has the compiler's number.
+
+    weights: the compute copy, or with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32. activations: kept for
+    the backward pass. loss: one chunk's logits and the head's gradient.
+    """
+    lay, leaves = x.layout, x.leaves.items()
+    one = lambda path, s: s.shape[0] if s.axes[0] == "layer" and moved(lay, "step", "live", s) else 1
+    copied = {path: s for path, s in leaves if x.dtype != s.dtype or moved(lay, "rest", "live", s)}
+    weights = sum(x.elements("live", s) // one(path, s) * x.width for path, s in copied.items())
+    gradients = sum(x.elements("grad", s) * 4 for _, s in leaves)
+    tokens = x.rows * x.seq
+    rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
+    chunks = min(chunk_count(tokens, rows), tokens)
+    loss = 2 * math.ceil(tokens / chunks) * rows * 4 + rows * x.config.embed * 4
+    return {"weights": weights, "gradients": gradients, "activations": x.config.layers * kept(x), "loss": loss}
+
+
+def kept(x: Shapes) -> int:
+    """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps.  An estimate: its matrices' inputs and results."""
+    c, lay = x.config, x.layout
+    work = lay.size(lay.acts.get("heads", ())) or 1
+    stream = c.embed // (lay.size(split_seq(lay)) or 1)
+    heads = (c.heads * c.head) // work
+    keys = c.kv_heads * c.head // lay.size(lay.acts.get("kv_heads", ()))
+    wide = c.ffn // work * sum(1 for path in x.leaves if path in ("layers.mlp.up", "layers.mlp.gate"))
+    features = {
+        "full": stream,
+        "selective": 3 * stream + heads + 2 * keys + wide,
+        # also both norms' inputs and results, attention's result and blocks, the activation's result
+        "none": 4 * stream + 2 * c.embed + 3 * heads + 4 * keys + 2 * wide,
+    }
+    return x.rows * x.seq * features[x.remat] * x.width
+
+
+__all__ = ["Spec", "counted", "kept", "kv_cache", "stored", "working"]

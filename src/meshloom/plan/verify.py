@@ -1,0 +1,172 @@
+"""What `meshloom verify` compares: a shrunken model, the layouts, the numbers of each, and the tables that show them.
+
+It runs nothing itself; `recipes/verify.py` does.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from meshloom.models.base import Model
+from meshloom.plan.cost import Line
+from meshloom.runner.run import stacks
+
+LAYOUTS = (
+    "data=8",
+    "zero1=8",
+    "zero2=8",
+    "zero3=8",
+    "tensor=2",
+    "tensor=4",
+    "tensor=4 sequence",
+    "zero3=4 tensor=2",
+    "data=2 zero3=2 tensor=2",
+)
+"""Checked where nobody asks for others."""
+SEQ = 32
+"""Tokens in a row of the check."""
+NEAR = {"loss": 1e-5, "gradient": 1e-5, "norm": 1e-5, "weights": 1e-4}
+"""Largest relative difference from one device that counts as equal. Sums in another order differ by about 1e-6 in fp32; weights after several
+steps of an optimizer that divides by its own root mean square differ by more."""
+
+
+def shrink(model: Model, c: Any) -> Any:
+    """A small copy of a model with what makes it odd: its family and options, the ratio of its heads, the remainders of its sizes by powers of
+    two and of its vocabulary by the padding. Layers: two of every repeated unit."""
+    unit = [s for s in stacks(model.kinds(c))]
+    layers = c.layers if len(unit) > 1 else min(c.layers, 2 * len(unit[0].unit))
+    layers = min(layers, 12)
+    heads, kv_heads = _heads(c.heads, c.kv_heads)
+    head = next(n for n in (8, 16, 32, c.head) if n >= c.head or _turns(c, n))
+    sizes = dict(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head=min(head, c.head),
+        embed=_small(c.embed, 32),
+        ffn=_small(c.ffn, 48),
+        vocab=(c.vocab - 1) % c.vocab_multiple + 1 + c.vocab_multiple if c.vocab > 2 * c.vocab_multiple else c.vocab,
+        max_seq=min(c.max_seq, 2 * SEQ),
+    )
+    given = c.model_dump()
+    if given.get("window"):
+        sizes["window"] = min(given["window"], SEQ // 4 - 1)
+    for name in ("windowed_layers", "rotary_layers"):
+        if given.get(name):
+            sizes[name] = given[name][:layers]
+    return type(c)(**{**given, **sizes})
+
+
+def _turns(c: Any, head: int) -> bool:
+    """Whether the rotated part of a head of this width is a positive even number of features."""
+    rope = getattr(c, "rope", None)
+    turned = int(head * rope.partial) if rope else 2
+    return turned >= 2 and turned % 2 == 0
+
+
+def _heads(heads: int, kv_heads: int) -> tuple[int, int]:
+    """The fewest heads with the same ratio, of which the same numbers of devices up to 8 hold equal shares, for queries and for keys."""
+    ratio = heads // kv_heads
+    same = lambda n: all((n % d == 0) == (kv_heads % d == 0) and (n * ratio % d == 0) == (heads % d == 0) for d in (2, 4, 8))
+    few = next((n for n in range(1, kv_heads) if same(n)), kv_heads)
+    return few * ratio, few
+
+
+def _small(size: int, least: int) -> int:
+    """The smallest size from `least` on with the same greatest power of two up to 64, and odd otherwise like it."""
+    power = math.gcd(size, 64)
+    odd = next(n for n in range(1, 2 * least + 2, 2) if power * n >= least)
+    return min(size, power * odd)
+
+
+class Stored(NamedTuple):
+    """Bytes that one device keeps between steps, of one kind (params, optimizer, average): counted on the arrays, and by formula."""
+
+    kind: str
+    found: int
+    formula: int
+
+
+class Row(NamedTuple):
+    """One layout against one device.
+
+    differences: name in NEAR -> largest relative difference. worst: the tensor whose gradient differs most. start: whether the starting weights
+    are equal bit for bit. replicas: whether what several devices hold is equal on all of them, bit for bit, after the last step.
+    refused: why the model does not admit the layout; then nothing else is known.
+    """
+
+    spelling: str
+    differences: dict[str, float]
+    worst: str
+    start: bool
+    replicas: bool
+    stored: tuple[Stored, ...]
+    moved: tuple[Line, ...]
+    refused: str = ""
+
+    @property
+    def wrong(self) -> list[str]:
+        """What disagrees, in words."""
+        found = [f"{name} differs by {d:.1e}" for name, d in self.differences.items() if not d <= NEAR[name]]
+        found += [] if self.start else ["starting weights differ"]
+        found += [] if self.replicas else ["devices hold different copies"]
+        found += [f"{s.kind}: {s.found:,} bytes stored, formula {s.formula:,}" for s in self.stored if s.found != s.formula]
+        found += [_unequal(line) for line in self.moved if not line.equal]
+        return [] if self.refused else found
+
+
+def _unequal(line: Line) -> str:
+    over = " x ".join(line.axes)
+    return f"{line.kind} over {over}: {line.found[0]} arrays, {line.found[1]:,} bytes; formula {line.formula[0]}, {line.formula[1]:,}"
+
+
+def refused(spelling: str, why: str) -> Row:
+    """The row of a layout that the model does not admit."""
+    return Row(spelling, {}, "", True, True, (), (), why)
+
+
+def needs_devices(layouts: tuple[str, ...]) -> int:
+    """Devices that the largest of the layouts takes; of LAYOUTS where none are given."""
+    from meshloom.parallel.table import parse
+
+    beside = ("sequence",)
+    return max(math.prod(n for name, n in parse(s).items() if name not in beside) for s in layouts or LAYOUTS)
+
+
+def tables(rows: list[Row], steps: int) -> list[Any]:
+    """What a person reads: equality and memory of each layout, then the collectives of each, as tables for rich."""
+    from rich.table import Table
+
+    equal = Table(title=f"Against one device, {steps} steps", title_justify="left")
+    for name in ("layout", "loss", "gradient", "norm", "weights", "stored a device", "moved a step", ""):
+        equal.add_column(name, justify="left" if name in ("layout", "") else "right")
+    for row in rows:
+        if row.refused:
+            equal.add_row(row.spelling, *["-"] * 6, f"refused: {row.refused}")
+            continue
+        marks = [_mark(f"{row.differences[name]:.1e}", row.differences[name] <= limit) for name, limit in NEAR.items()]
+        stored, arrays, size = sum(s.found for s in row.stored), sum(x.found[0] for x in row.moved), sum(x.found[1] for x in row.moved)
+        ok = all(s.found == s.formula for s in row.stored), all(x.equal for x in row.moved)
+        moved = _mark(f"{arrays} arrays, {size:,} B", ok[1])
+        equal.add_row(row.spelling, *marks, _mark(f"{stored:,} B", ok[0]), moved, "[red]differs[/]" if row.wrong else "[green]equal[/]")
+    return [equal, _moved(rows)]
+
+
+def _moved(rows: list[Row]) -> Any:
+    """The collectives of every layout, program and formula side by side."""
+    from rich.table import Table
+
+    table = Table(title="Collectives of the compiled step, and by formula", title_justify="left")
+    for name in ("layout", "kind", "over", "arrays", "formula", "bytes", "formula"):
+        table.add_column(name, justify="left" if name in ("layout", "kind", "over") else "right")
+    for row in rows:
+        for i, line in enumerate(row.moved):
+            count, size = (_mark(f"{line.found[j]:,}", line.found[j] == line.formula[j]) for j in (0, 1))
+            first = row.spelling if i == 0 else ""
+            table.add_row(first, line.kind, " x ".join(line.axes), count, f"{line.formula[0]:,}", size, f"{line.formula[1]:,}")
+        if row.moved:
+            table.add_section()
+    return table
+
+
+def _mark(text: str, good: bool) -> str:
+    return text if good else f"[red]{text}[/]"

@@ -1,0 +1,221 @@
+"""`meshloom verify`: a recipe's own model, shrunken, trained for a few steps on one device and under every layout, and all of it compared."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshloom.core.batch import Batch
+from meshloom.core.mesh import make_mesh
+from meshloom.core.tree import Tree, named_leaves
+from meshloom.models.base import Model
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build
+from meshloom.plan.cost import compare, shapes, step_cost
+from meshloom.plan.hlo import collectives
+from meshloom.plan.memory import counted, stored
+from meshloom.plan.plan import Plan
+from meshloom.plan.verify import LAYOUTS, SEQ, Row, Stored, refused, shrink, tables
+from meshloom.recipes.launch import model_of
+from meshloom.recipes.run import RunConfig
+from meshloom.runner.run import How
+from meshloom.train.config import ScheduleConfig
+from meshloom.train.gradient import make_gradient
+from meshloom.train.optimizer import OPTIMIZERS
+from meshloom.train.schedule import make_schedule
+from meshloom.train.step import State, Step, make_step
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options that make XLA's CPU compiler faster and change no collective: only what comes after them."""
+EXACT = ("adamw", "lion", "sgd")
+"""Optimizers that work element by element and so move nothing. The others' traffic is the compiler's choice: it has no formula, and is left out."""
+
+
+class Case(NamedTuple):
+    """What is run: the shrunken model, the recipe, and how the batch is cut."""
+
+    model: Model
+    full: Any
+    """The recipe's own configuration of the model: it decides which layouts are admitted."""
+    small: Any
+    config: RunConfig
+    how: How
+    micro: int
+    sequences: int
+
+
+class Outcome(NamedTuple):
+    """What one layout computed, on the host. losses, norms: of every step. gradient: of the first."""
+
+    start: dict[str, np.ndarray]
+    gradient: dict[str, np.ndarray]
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, np.ndarray]
+    replicas: bool
+    stored: tuple[Stored, ...]
+    found: list
+
+
+def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> bool:
+    """Whether every layout agrees with one device and with its formulas. Prints the tables. Refused layouts are shown and do not count."""
+    from rich.console import Console
+
+    console = Console()
+    chosen = case(config)
+    console.print(about(chosen))
+    rows = []
+    with console.status("") as status:
+        for row in check(chosen, layouts or LAYOUTS, steps, lambda spelling: status.update(f"{spelling} ...")):
+            rows.append(row)
+    for table in tables(rows, steps):
+        console.print(table)
+    wrong = [f"{row.spelling}: {said}" for row in rows for said in row.wrong]
+    for line in wrong:
+        console.print(f"[red]{line}[/]")
+    return not wrong
+
+
+def case(config: RunConfig) -> Case:
+    """The shrunken model of a recipe and how it is run: fp32, and the scanned loop (it compiles fastest) unless the recipe names one."""
+    model, full, _ = model_of(config)
+    runner = "scan" if config.train.runner == "auto" else config.train.runner
+    micro = min(config.batch.micro_batches, 2)
+    return Case(model, full, shrink(model, full), config, How(runner, config.train.remat), micro, 8 * micro)
+
+
+def about(x: Case) -> str:
+    """One sentence on what is run."""
+    c = x.small
+    return (
+        f"{x.model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}; "
+        f"{x.sequences} rows of {SEQ} tokens in {x.micro} micro-batch{'es' * (x.micro > 1)}, {x.how.runner}, remat {x.how.remat}, {x.config.optimizer.kind}, fp32"
+    )
+
+
+def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spelling: None) -> Iterator[Row]:
+    """The row of each layout, one after another.  Raises ValueError where a layout is not one, or needs more devices than there are."""
+    say("one device")
+    one = run(x, "", steps)
+    for spelling in layouts:
+        say(spelling)
+        try:
+            build(spelling, x.full, x.config.data.seq)
+            layout = build(spelling, x.small, SEQ)
+        except ValueError as why:
+            if "layout" in str(why).split("'")[0] or "is not a strategy" in str(why):
+                raise
+            yield refused(spelling, str(why))
+            continue
+        got = run(x, spelling, steps)
+        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, x.sequences, x.micro, x.how, "float32"))
+        yield row(spelling, got, one, compare(got.found, formula))
+
+
+def row(spelling: str, got: Outcome, one: Outcome, lines: list) -> Row:
+    """A layout's outcome against that of one device."""
+    worst, gradient = furthest(got.gradient, one.gradient)
+    near = lambda a, b: max(abs(x - y) / max(abs(y), 1e-30) for x, y in zip(a, b))
+    differences = {
+        "loss": near(got.losses, one.losses),
+        "gradient": gradient,
+        "norm": near(got.norms, one.norms),
+        "weights": furthest(got.weights, one.weights)[1],
+    }
+    start = all(np.array_equal(got.start[name], one.start[name]) for name in one.start)
+    return Row(spelling, differences, worst, start, got.replicas, got.stored, tuple(lines))
+
+
+def furthest(got: dict[str, np.ndarray], one: dict[str, np.ndarray], floor: float = 1e-3) -> tuple[str, float]:
+    """The tensor that differs most, and by how much: its largest difference over its largest element. A tensor that is all but zero (the
+    gradient of GPT-2's key biases is zero, since softmax ignores what all keys share) is measured against `floor` of the largest of all."""
+    top = max(float(np.abs(a).max()) for a in one.values())
+    apart = {name: float(np.abs(got[name] - a).max()) / max(float(np.abs(a).max()), floor * top, 1e-30) for name, a in one.items()}
+    name = max(apart, key=lambda n: apart[n] if apart[n] == apart[n] else np.inf)
+    return name, apart[name]
+
+
+def plan_of(x: Case, spelling: str) -> Plan:
+    """The plan of one layout of the shrunken model."""
+    layout = replace(build(spelling, x.small, SEQ), platform=jax.devices()[0].platform)
+    packed = x.config.data.packing == "documents"
+    return Plan(make_mesh(layout), layout, x.how, x.micro, "float32", packed)
+
+
+def run(x: Case, spelling: str, steps: int) -> Outcome:
+    """Trains a few steps under one layout."""
+    plan, config = plan_of(x, spelling), x.config
+    train = config.train.model_copy(update={"precision": "fp32"})
+    schedule = make_schedule(ScheduleConfig(kind="constant"), config.optimizer.lr, steps)
+    step = make_step(x.model, x.small, plan, lm(train.z_loss), config.optimizer, schedule, train, config.seed, 1)
+    state = step.start(None)
+    start, held = host(state.params), bytes_of(plan, step, state)
+    first = put(batch(x, 0), step)
+    program = step.run.lower(state, first).compile(compiler_options=QUICK if plan.layout.platform == "cpu" else None)
+    found = [f for f in collectives(program.as_text(), plan.layout.sizes) if config.optimizer.kind in EXACT or "shard_map" in f.name]
+    gradient = None if config.optimizer.kind in EXACT[:2] else _gradient(x, plan, step, state, first)
+    losses, norms = [], []
+    for i in range(steps):
+        state, told = program(state, put(batch(x, i), step))
+        losses.append(float(told["loss"]) / float(told["tokens"]))
+        norms.append(float(told["norm"]))
+        if gradient is None:  # the first moment of the first step is the gradient, times a number that is the same for all tensors
+            gradient = host(state.opt.mu)
+    return Outcome(start, gradient, losses, norms, host(state.params), same_everywhere(state), held, found)
+
+
+def _gradient(x: Case, plan: Plan, step: Step, state: State, first: Batch) -> dict[str, np.ndarray]:
+    """The first gradient, by a program of its own."""
+    key = jax.random.key(x.config.seed) if x.small.dropout or x.small.attention_dropout else None
+    program = jax.jit(make_gradient(x.model, x.small, plan, lm(x.config.train.z_loss)))
+    return host(program(state.params, first, key, state.scale.scale)[0])
+
+
+def host(tree: Tree) -> dict[str, np.ndarray]:
+    """Every array whole, by its path."""
+    return {name: np.asarray(a) for name, a in named_leaves(tree).items()}
+
+
+def bytes_of(plan: Plan, step: Step, state: State) -> tuple[Stored, ...]:
+    """What a device stores, counted and by formula."""
+    kinds = {"params": "params", "opt": "optimizer", "ema": "average"}
+    trees = {said: (getattr(state, name), getattr(step.specs, name)) for name, said in kinds.items()}
+    return tuple(Stored(said, counted(arrays), stored(plan.layout, specs)) for said, (arrays, specs) in trees.items() if arrays is not None)
+
+
+def same_everywhere(tree: Tree) -> bool:
+    """Whether devices that hold the same part of an array hold the same bits."""
+    for array in jax.tree.leaves(tree):
+        seen: dict[str, bytes] = {}
+        for shard in array.addressable_shards:
+            bits = np.asarray(shard.data).tobytes()
+            if seen.setdefault(str(shard.index), bits) != bits:
+                return False
+    return True
+
+
+def batch(x: Case, number: int) -> Batch:
+    """Random tokens; rows of two documents and, in every other row, padding. The same for every layout."""
+    rng = np.random.default_rng((x.config.seed, number))
+    rows, shape = x.sequences // x.micro, (x.micro, x.sequences // x.micro, SEQ)
+    tokens = rng.integers(0, x.small.vocab, (*shape[:2], SEQ + 1)).astype(np.int32)
+    segments, border = np.ones(shape, np.int32), SEQ // 3
+    segments[..., border:] = 2
+    segments[:, ::2, -3:] = 0
+    positions = np.where(segments == 1, np.arange(SEQ), np.arange(SEQ) - border).astype(np.int32)
+    weights = (segments > 0).astype(np.float32)
+    weights[..., border - 1] = 0
+    samples = (number * x.sequences + np.arange(x.micro * rows, dtype=np.int32)).reshape(x.micro, rows)
+    return Batch(tokens[..., :-1], tokens[..., 1:], weights, segments, positions, samples)
+
+
+def put(rows: Batch, step: Step) -> Batch:
+    """A batch where the step wants it."""
+    where = step.batch_shardings
+    rows = rows if where.segments is not None else replace(rows, segments=None)
+    return jax.tree.map(jax.device_put, rows, where)
+
+
+assert set(EXACT) <= set(OPTIMIZERS)
