@@ -42,9 +42,7 @@ def _plan(eq: str) -> tuple[str, bool]:
             return summed, False
         if out == rows + b[:-n] and b[-n:] == summed:
             return summed, True
-    raise ValueError(
-        f"'{eq}' is not one flat product: the summed letters must end x's and begin or end w's, as in 'btd,df->btf' or 'btd,vd->btv'."
-    )
+    raise ValueError(f"'{eq}' is not one flat product. Let the summed letters end x's and begin or end w's: 'btd,df->btf', 'btd,vd->btv'.")
 
 
 def _mul(a: Array, b: Array, i: int, j: int) -> Array:
@@ -62,7 +60,7 @@ _dot = jax.custom_vjp(_product, nondiff_argnums=(2,))
 def _dot_backward(transposed, kept, dy):
     x, w = kept
     dx = _mul(dy, w, 1, 0 if transposed else 1).astype(x.dtype)
-    dw = _mul(dy, x, 0, 0) if transposed else _mul(x, dy, 0, 0)
+    dw = _tall(dy, x) if transposed else _tall(x, dy)
     return dx, dw.astype(w.dtype)
 
 
