@@ -64,5 +64,15 @@ def _dot_backward(transposed, kept, dy):
     return dx, dw.astype(w.dtype)
 
 
+def _tall(a: Array, b: Array) -> Array:
+    """a.T @ b, [i, o] from [n, i] and [n, o].  On a CPU the narrower operand goes first and a wide result is turned afterwards: for
+    n, i, o = 2048, 1536, 384 that is 96 against 80 GFLOP/s a core; the barrier keeps XLA from undoing it."""
+    if a.shape[1] <= b.shape[1]:
+        return _mul(a, b, 0, 0)
+    return lax.platform_dependent(
+        a, b, cpu=lambda a, b: lax.optimization_barrier(_mul(b, a, 0, 0)).T, default=lambda a, b: _mul(a, b, 0, 0)
+    )
+
+
 # the plain product, so that a rematerialisation policy sees a dot and may keep its result
 _dot.defvjp(lambda x, w, transposed: (_product(x, w, transposed), (x, w)), _dot_backward)
