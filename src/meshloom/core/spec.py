@@ -112,10 +112,11 @@ def init_leaf(path: str, s: Spec, key: jax.Array) -> jax.Array:
     return jnp.pad(value, pads) if any(after for _, after in pads) else value
 
 
-def init(specs: Tree, key: jax.Array, shardings: Tree | None = None) -> Tree:
-    """Starting parameters, made where `shardings` puts them and bit-equal under every layout (threefry is partitionable)."""
-    make = jax.jit(lambda key: map_named(lambda path, s: init_leaf(path, s, key), specs, is_leaf=is_spec), out_shardings=shardings)
-    return make(key)
+def init(specs: Tree, key: jax.Array, shardings: Tree | None = None, options: dict | None = None) -> Tree:
+    """Starting parameters, made where `shardings` puts them and bit-equal under every layout (threefry is partitionable).
+    options: of the compiler."""
+    fill = lambda key: map_named(lambda path, s: init_leaf(path, s, key), specs, is_leaf=is_spec)
+    return jax.jit(fill, out_shardings=shardings, compiler_options=options)(key)
 
 
 def count(specs: Tree) -> int:

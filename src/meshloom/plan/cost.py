@@ -3,13 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
-
 from meshloom.core.layout import Layout
-from meshloom.core.spec import is_spec
 from meshloom.models.base import Model
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
-from meshloom.parallel.table import STRATEGIES, build, parse
+from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.run import How, stacks
 
@@ -76,11 +73,3 @@ def wire_bytes(c: Collective | Found, layout: Layout) -> float:
     Source: the scaling book, 'Sharded matrices'."""
     n = layout.size(c.axes)
     return c.bytes * (n - 1) / n * (2 if c.kind == "all-reduce" else 1)
-
-
-def parameter_bytes(specs: Any) -> int:
-    """Bytes of all parameters, fp32, padding included."""
-    return sum(s.nbytes for s in jax.tree.leaves(specs, is_leaf=is_spec))
-
-
-__all__ = ["Line", "build", "compare", "merged", "parameter_bytes", "shapes", "step_cost", "wire_bytes"]

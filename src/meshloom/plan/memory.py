@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import split_seq
-from meshloom.core.spec import Spec, is_spec
+from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
@@ -69,6 +69,3 @@ def kept(x: Shapes) -> int:
         "none": 4 * stream + 2 * c.embed + 3 * heads + 4 * keys + 2 * wide,
     }
     return x.rows * x.seq * features[x.remat] * x.width
-
-
-__all__ = ["Spec", "counted", "kept", "kv_cache", "stored", "working"]

@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from meshloom.models.base import Model
+from meshloom.parallel.table import BESIDE, parse
 from meshloom.plan.cost import Line
 from meshloom.runner.run import stacks
 
@@ -32,7 +33,7 @@ steps of an optimizer that divides by its own root mean square differ by more.""
 def shrink(model: Model, c: Any) -> Any:
     """A small copy of a model with what makes it odd: its family and options, the ratio of its heads, the remainders of its sizes by powers of
     two and of its vocabulary by the padding. Layers: two of every repeated unit."""
-    unit = [s for s in stacks(model.kinds(c))]
+    unit = stacks(model.kinds(c))
     layers = c.layers if len(unit) > 1 else min(c.layers, 2 * len(unit[0].unit))
     layers = min(layers, 12)
     heads, kv_heads = _heads(c.heads, c.kv_heads)
@@ -126,10 +127,7 @@ def refused(spelling: str, why: str) -> Row:
 
 def needs_devices(layouts: tuple[str, ...]) -> int:
     """Devices that the largest of the layouts takes; of LAYOUTS where none are given."""
-    from meshloom.parallel.table import parse
-
-    beside = ("sequence",)
-    return max(math.prod(n for name, n in parse(s).items() if name not in beside) for s in layouts or LAYOUTS)
+    return max(math.prod(n for name, n in parse(s).items() if name not in BESIDE) for s in layouts or LAYOUTS)
 
 
 def tables(rows: list[Row], steps: int) -> list[Any]:

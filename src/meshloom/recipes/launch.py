@@ -21,6 +21,7 @@ from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.table import build, default, parse, spell
+from meshloom.plan.explain import Explained, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
@@ -29,6 +30,8 @@ from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
+from meshloom.train.optimizer import make_optimizer
+from meshloom.train.step import state_of
 from meshloom.weights import hf
 from meshloom.weights.load import Source, check, load
 
@@ -53,7 +56,9 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     devices = jax.devices() if devices is None else devices
     model, c, source = model_of(config)
     if config.data.seq > c.max_seq:
-        raise ValueError(f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq.")
+        raise ValueError(
+            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
+        )
     said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
@@ -79,7 +84,8 @@ def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
 def _runner(config: RunConfig, c: Any, platform: str) -> str:
     if config.train.runner != "auto":
         return config.train.runner
-    return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO else "scan"
+    # a CPU's compiler merges an unrolled layer's recomputation with the first computation, so that remat would save nothing
+    return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO and config.train.remat == "none" else "scan"
 
 
 def _check_batch(config: RunConfig, shards: int) -> None:
@@ -94,8 +100,15 @@ def _check_batch(config: RunConfig, shards: int) -> None:
 
 
 def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
-    """The plan as lines for people; allocates nothing."""
-    return list(chosen.said)
+    """The plan as lines for people, in full; allocates nothing."""
+    return [*chosen.said, *lines(explained(config, chosen))]
+
+
+def explained(config: RunConfig, chosen: Chosen) -> Explained:
+    """The plan in numbers."""
+    state = state_of(make_optimizer(config.optimizer, chosen.model.specs(chosen.config)), chosen.model.specs(chosen.config), config.train)
+    kept = {"optimizer": state.opt, **({"average": state.ema} if config.train.ema else {})}
+    return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, kept)
 
 
 class Prepared(NamedTuple):
@@ -155,7 +168,8 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         if lock and lock.said:
             say(lock.said)
         ready = _in_turn(lambda: prepare(config, chosen.config.vocab))
-        for line in (*describe_plan(config, chosen), *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
+        told = (*chosen.said, *brief(explained(config, chosen)), *ready.sets.report)
+        for line in (*told, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
             say(line)
         if first:
             write_text(folder / RESOLVED, dump(config))
@@ -163,7 +177,15 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         outcome = loop.train(_run(config, folder, chosen, ready), resume)
         if outcome.signal is None:
             target = folder / "hf"
-            hf.save(target, chosen.model, chosen.config, outcome.state.params, tokenizer=folder / "tokenizer", overwrite=True, **_said(chosen.source))
+            hf.save(
+                target,
+                chosen.model,
+                chosen.config,
+                outcome.state.params,
+                tokenizer=folder / "tokenizer",
+                overwrite=True,
+                **_said(chosen.source),
+            )
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
         return outcome
 

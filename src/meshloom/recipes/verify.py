@@ -9,7 +9,8 @@ import numpy as np
 
 from meshloom.core.batch import Batch
 from meshloom.core.mesh import make_mesh
-from meshloom.core.tree import Tree, named_leaves
+from meshloom.core.spec import Spec, init, is_spec
+from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import lm
 from meshloom.parallel.table import build
@@ -150,10 +151,13 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
     train = config.train.model_copy(update={"precision": "fp32"})
     schedule = make_schedule(ScheduleConfig(kind="constant"), config.optimizer.lr, steps)
     step = make_step(x.model, x.small, plan, lm(train.z_loss), config.optimizer, schedule, train, config.seed, 1)
-    state = step.start(None)
-    start, held = host(state.params), bytes_of(plan, step, state)
+    options = QUICK if plan.layout.platform == "cpu" else None
+    params = init(x.model.specs(x.small), jax.random.key(config.seed), step.shardings.params, options)
+    start = host(params)
+    state = step.start(jitter(x, params))
+    held = bytes_of(plan, step, state)
     first = put(batch(x, 0), step)
-    program = step.run.lower(state, first).compile(compiler_options=QUICK if plan.layout.platform == "cpu" else None)
+    program = step.run.lower(state, first).compile(compiler_options=options)
     found = [f for f in collectives(program.as_text(), plan.layout.sizes) if config.optimizer.kind in EXACT or "shard_map" in f.name]
     gradient = None if config.optimizer.kind in EXACT[:2] else _gradient(x, plan, step, state, first)
     losses, norms = [], []
@@ -171,6 +175,18 @@ def _gradient(x: Case, plan: Plan, step: Step, state: State, first: Batch) -> di
     key = jax.random.key(x.config.seed) if x.small.dropout or x.small.attention_dropout else None
     program = jax.jit(make_gradient(x.model, x.small, plan, lm(x.config.train.z_loss)))
     return host(program(state.params, first, key, state.scale.scale)[0])
+
+
+def jitter(x: Case, params: Tree) -> Tree:
+    """Parameters a little off their start: biases not 0, gains not 1, so that a mistake in them shows. Padding stays 0."""
+
+    def one(path: str, s: Spec, a: jax.Array) -> jax.Array:
+        noise = np.zeros(s.shape, np.float32)
+        rng = np.random.default_rng(list(path.encode()))
+        noise[tuple(slice(n) for n in s.used)] = 0.02 * rng.standard_normal(s.used, np.float32)
+        return jax.device_put(np.asarray(a) + noise, a.sharding)
+
+    return map_named(one, x.model.specs(x.small), params, is_leaf=is_spec)
 
 
 def host(tree: Tree) -> dict[str, np.ndarray]:

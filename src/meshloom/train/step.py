@@ -61,7 +61,7 @@ def make_step(
     params = model.specs(c)
     tx = make_optimizer(optimizer, params)
     gradient = make_gradient(model, c, plan, objective)
-    specs = _state_specs(tx, params, train)
+    specs = state_of(tx, params, train)
     where = shardings(plan.mesh, plan.layout, "rest", specs)
     rows = batch_shardings(plan)
 
@@ -92,8 +92,8 @@ def _first(tx: Any, params: Tree, train: TrainConfig) -> State:
     return State(jnp.zeros((), jnp.int32), params, tx.init(params), ema, init_scale(train.loss_scale, train.precision))
 
 
-def _state_specs(tx: Any, params: Tree, train: TrainConfig) -> State:
-    """The Spec of every array of the state: optimizer state and average lie as the parameters do, counters on every device."""
+def state_of(tx: Any, params: Tree, train: TrainConfig) -> State:
+    """The Spec of every array of the state, from those of the parameters; makes no array: optimizer state and average lie as the parameters do, counters on every device."""
     shapes = jax.eval_shape(lambda p: _first(tx, p, train), abstract(params))
     scalar = lambda s: Spec(s.shape, (), ZEROS, str(s.dtype), ())
     scale = jax.tree.map(scalar, shapes.scale)

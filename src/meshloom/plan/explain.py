@@ -1,0 +1,157 @@
+"""The plan of a run before anything is allocated: shapes, layout, bytes on each device, operations and traffic of a step."""
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from meshloom.core.spec import count, is_spec
+from meshloom.core.tree import Tree, named_leaves
+from meshloom.models.base import Model
+from meshloom.parallel.base import Collective
+from meshloom.parallel.table import STRATEGIES, parse
+from meshloom.plan.cost import shapes, step_cost, wire_bytes
+from meshloom.plan.flops import train_flops
+from meshloom.plan.memory import stored, working
+from meshloom.plan.plan import Plan
+
+
+class Array(NamedTuple):
+    """One parameter: its whole shape, one device's between steps, and its fp32 bytes there."""
+
+    path: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    bytes: int
+
+
+class Explained(NamedTuple):
+    """A plan in numbers, all from specs.
+
+    stored: kind -> bytes a device keeps between steps, exact. working: kind -> bytes that a step adds, an estimate. flops: of a step, all devices,
+    model FLOPs (recomputed work is not counted). moved: the collectives of a step.
+    """
+
+    title: str
+    parameters: int
+    layout: tuple[tuple[str, str], ...]
+    how: str
+    arrays: tuple[Array, ...]
+    stored: dict[str, int]
+    working: dict[str, int]
+    tokens: int
+    flops: float
+    devices: int
+    moved: tuple[tuple[Collective, float], ...]
+
+
+def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences: int, kept: Mapping[str, Tree]) -> Explained:
+    """The numbers of a plan; makes no array.  spelling: of the layout.  seq, sequences: of one step.  kept: kind -> specs of what is stored
+    between steps beside the parameters (optimizer, average).  Raises ValueError where the batch or a size does not divide."""
+    lay, specs = plan.layout, model.specs(c)
+    x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype)
+    names = parse("" if spelling == "one device" else spelling)
+    arrays = tuple(
+        Array(path, s.axes, s.shape, lay.shard_shape("rest", s), lay.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize))
+        for path, s in named_leaves(specs, is_spec).items()
+    )
+    moved = step_cost(" ".join(f"{n}={k}" if n != "sequence" else n for n, k in names.items()), x)
+    tokens = sequences * seq
+    return Explained(
+        title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
+        parameters=count(specs),
+        layout=tuple((f"{n}={k}", STRATEGIES[n].summary) for n, k in names.items() if k > 1),
+        how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batches",
+        arrays=arrays,
+        stored={"parameters": stored(lay, specs), **{kind: stored(lay, tree) for kind, tree in kept.items()}},
+        working=working(model, x),
+        tokens=tokens,
+        flops=train_flops(model, c, seq) * tokens,
+        devices=lay.devices,
+        moved=tuple((m, wire_bytes(m, lay)) for m in moved),
+    )
+
+
+def brief(e: Explained) -> list[str]:
+    """What a run says before it starts: a few lines."""
+    layout = " x ".join(name for name, _ in e.layout) or "one device"
+    here, step = sum(e.stored.values()), sum(e.working.values())
+    return [
+        f"model      {e.title}; {e.parameters:,} parameters",
+        f"layout     {layout}; {e.how}",
+        f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
+        f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {size(sum(sent for _, sent in e.moved))} sent by each device",
+    ]
+
+
+def lines(e: Explained, width: int = 140) -> list[str]:
+    """The whole plan as text, for `--dry-run`."""
+    from rich.console import Console
+
+    out = Console(file=io.StringIO(), width=width)
+    for line in brief(e):
+        out.print(line, soft_wrap=True, highlight=False)
+    for name, summary in e.layout:
+        out.print(f"           {name}: {summary}", soft_wrap=True, highlight=False)
+    for table in (_arrays(e), _memory(e), _moved(e)):
+        out.print(table)
+    return out.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _arrays(e: Explained) -> Any:
+    table = _table("Parameters between steps", ("array", "axes"), ("whole", "on a device", "bytes on a device"))
+    for a in e.arrays:
+        table.add_row(a.path, " ".join(a.axes), _shape(a.shape), _shape(a.shard), f"{a.bytes:,}")
+    return table
+
+
+def _memory(e: Explained) -> Any:
+    table = _table("Memory of a device", ("kind", ""), ("bytes",))
+    for kind, n in e.stored.items():
+        table.add_row(kind, "kept between steps", f"{n:,}")
+    for kind, n in e.working.items():
+        table.add_row(kind, "in a step, estimate", f"{n:,}")
+    return table
+
+
+def _moved(e: Explained) -> Any:
+    table = _table("Traffic of a step", ("kind", "over", "why"), ("arrays", "bytes", "sent by a device"))
+    for c, sent in e.moved:
+        table.add_row(c.kind, " x ".join(c.axes), c.why, f"{c.count:,}", f"{c.bytes:,}", f"{math.ceil(sent):,}")
+    return table
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+def size(n: float) -> str:
+    """Bytes for people: 1,572,864 -> "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def number(n: float) -> str:
+    """A count with its prefix: 3.2e12 -> "3.20 T"."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if n < 1000:
+            return f"{n:.2f} {prefix}"
+        n /= 1000
+    return f"{n:.2f} E"

@@ -1,0 +1,110 @@
+"""Small models with everything odd, and their gradient under any layout; shared by the tests of layouts."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshloom.core.batch import Batch
+from meshloom.core.mesh import make_mesh, shardings
+from meshloom.core.spec import abstract, init, is_spec
+from meshloom.core.tree import map_named, named_leaves
+from meshloom.models.table import MODELS
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build
+from meshloom.plan.cost import compare, shapes, step_cost
+from meshloom.plan.hlo import collectives
+from meshloom.plan.plan import Plan
+from meshloom.recipes.verify import QUICK, furthest
+from meshloom.runner.run import How
+from meshloom.train.gradient import batch_shardings, make_gradient
+
+SEQ = 16
+FAMILIES = {
+    "llama": dict(variant="qwen3", kv_heads=2, head=8, qkv_bias=True, o_bias=True, qk_norm=True),
+    "llama_untied": dict(variant="qwen3", kv_heads=2, head=8, qkv_bias=True, o_bias=True, qk_norm=True, tied=False),
+    "llama_plain": dict(kv_heads=8),
+    "gpt2": {},
+    "neox": {},
+}
+
+
+class Gradient(NamedTuple):
+    """grads: by path, on the host. temp: bytes that the compiler says a step adds. lines: traffic against the formula."""
+
+    grads: dict[str, np.ndarray]
+    loss: float
+    norm: float
+    temp: int
+    lines: list
+
+
+def config(name: str, **more):
+    """A model: 257 tokens, 8 query heads, sizes that 8 devices divide."""
+    model = MODELS[name.split("_")[0]]
+    return model, model.Config(**{**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more})
+
+
+def rows(sequences: int, micro: int, vocab: int = 257, seq: int = SEQ) -> Batch:
+    """Random tokens, two documents a row, padding in every other row; micro-batches cut the same rows."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, vocab, (sequences, seq + 1)).astype(np.int32)
+    segments = np.ones((sequences, seq), np.int32)
+    segments[:, 5:] = 2
+    segments[::2, -2:] = 0
+    positions = np.where(segments == 1, np.arange(seq), np.arange(seq) - 5).astype(np.int32)
+    weights = (segments > 0).astype(np.float32)
+    weights[:, 4] = 0
+    flat = (tokens[:, :-1], tokens[:, 1:], weights, segments, positions, np.arange(sequences, dtype=np.int32))
+    return Batch(*(a.reshape(micro, sequences // micro, *a.shape[1:]) for a in flat))
+
+
+@functools.cache
+def weights(name: str, more: tuple = ()):
+    """Parameters on the host: biases not 0, gains not 1, padding 0."""
+    model, c = config(name, **dict(more))
+    specs = model.specs(c)
+    start = init(specs, jax.random.key(0), None, QUICK)
+
+    def one(path, s, a):
+        noise = np.zeros(s.shape, np.float32)
+        noise[tuple(slice(n) for n in s.used)] = 0.05 * np.random.default_rng(list(path.encode())).standard_normal(s.used, np.float32)
+        return np.asarray(a) + noise
+
+    return map_named(one, specs, start, is_leaf=is_spec)
+
+
+@functools.cache
+def gradient(name: str, spelling: str, micro: int = 2, runner: str = "scan", remat: str = "none", sequences: int = 8, more: tuple = ()) -> Gradient:
+    """Gradient, traffic and memory of one small model under one layout; compiled once in a session."""
+    model, c = config(name, **dict(more))
+    lay, how = build(spelling, c, SEQ), How(runner, remat)
+    plan = Plan(make_mesh(lay), lay, how, micro, "float32")
+    batch = jax.tree.map(jax.device_put, rows(sequences, micro), batch_shardings(plan))
+    params = jax.tree.map(jax.device_put, weights(name, more), shardings(plan.mesh, lay, "rest", model.specs(c)))
+    key = jax.random.key(1) if c.dropout or c.attention_dropout else None
+    args = params, batch, key, jnp.float32(1)
+    program = jax.jit(make_gradient(model, c, plan, lm(1e-3))).lower(*args).compile(compiler_options=QUICK)
+    grads, sums, norm = program(*args)
+    found = collectives(program.as_text(), lay.sizes)
+    lines = compare(found, step_cost(spelling, shapes(model, c, lay, SEQ, sequences, micro, how, "float32")))
+    host = {path: np.asarray(a) for path, a in named_leaves(grads).items()}
+    return Gradient(host, float(sums["loss"] / sums["tokens"]), float(norm), program.memory_analysis().temp_size_in_bytes, lines)
+
+
+def compiled(fn, mesh, specs, out, *shapes):
+    """The text of a shard_map program on abstract inputs."""
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out)
+    return jax.jit(mapped).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile(compiler_options=QUICK).as_text()
+
+
+def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
+    """Asserts that two programs computed the same loss, gradients and norm."""
+    name, apart = furthest(got.grads, one.grads)
+    assert apart < limit, f"gradient of {name} differs by {apart:.1e}"
+    assert abs(got.loss / one.loss - 1) < limit and abs(got.norm / one.norm - 1) < limit
+
+
+__all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "weights"]
