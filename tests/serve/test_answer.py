@@ -1,19 +1,15 @@
 """Answers of whole batches: lengths, end tokens, stop strings, batch mates, layouts."""
 
+import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 
-from meshloom.core.layout import ONE_DEVICE
-from meshloom.core.mesh import make_mesh, shardings
-from meshloom.core.spec import init
 from meshloom.models import llama
-from meshloom.parallel.table import build
 from meshloom.serve.answer import answers, bucket, check_room
-from meshloom.serve.engine import make_engine
 from meshloom.serve.sampling import Sampling
+from serve.made import made_up, prepared, zeros
 
 C = llama.Config(layers=1, embed=16, heads=2, ffn=16, vocab=61, vocab_multiple=64, max_seq=64, init_std=0.4)
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [5, 6, 7]]
@@ -28,24 +24,18 @@ class Letters:
 
 @functools.cache
 def ready(spelling=""):
-    """Engine and weights."""
-    lay = build(spelling, C, 64)
-    mesh = make_mesh(lay) if lay.devices > 1 else None
-    params = init(llama.specs(C), jax.random.key(0), None if mesh is None else shardings(mesh, lay, "rest", llama.specs(C)))
-    engine = make_engine(llama.MODEL, C, mesh, lay)
-    return engine, engine.prepare(params)
+    """Engine and weights of a random model."""
+    return prepared(llama.MODEL, C, made_up(llama.specs(C), 0.4), spelling)
 
 
 @functools.cache
 def forced():
-    """A model that always makes token 7: uniform but for its head's row 7."""
+    """A model that always makes token 7, and 3 where it may not."""
     c = C.model_copy(update={"tied": False})
-    params = jax.tree.map(np.zeros_like, init(llama.specs(c), jax.random.key(0)))
-    params = llama.Llama(np.ones_like(params.embed), params.layers, np.ones_like(params.norm), params.head)
-    params.head[7] = 1
-    params.head[3] = 0.5
-    engine = make_engine(llama.MODEL, c, None, ONE_DEVICE)
-    return engine, engine.prepare(params)
+    params = zeros(llama.specs(c))
+    params = dataclasses.replace(params, embed=params.embed + 1, norm=params.norm + 1)
+    params.head[7], params.head[3] = 1, 0.5
+    return prepared(llama.MODEL, c, params)
 
 
 def write(prompts, requests, ends=(), every=0, which=None, spelling=""):
@@ -104,10 +94,8 @@ def test_a_stream_never_takes_text_back():
 
 def test_padding_rows_of_the_vocabulary_are_never_drawn():
     """A uniform model over 61 tokens, padded to 64: log-probability -ln 61, and 2,000 draws at T=2 have no other id."""
-    params = jax.tree.map(np.zeros_like, init(llama.specs(C), jax.random.key(0)))
-    engine = make_engine(llama.MODEL, C, None, ONE_DEVICE)
     asked = [Sampling(tokens=50, temperature=2.0, seed=s) for s in range(40)]
-    found = write([[1]] * 40, asked, which=(engine, engine.prepare(params)))
+    found = write([[1]] * 40, asked, which=prepared(llama.MODEL, C, zeros(llama.specs(C))))
     ids = {i for a in found for i in a.tokens}
     assert max(ids) < 61 and len(ids) == 61
     np.testing.assert_allclose(found[0].log_probs, -np.log(61), rtol=1e-5)
