@@ -197,7 +197,10 @@ def table(report: dict[str, Any]) -> str:
     for r in report["parity"]:
         numbers = f"{r['logits']:8.1e} {r['loss']:8.1e} {r['gradient']:8.1e} {r['limit']:8.0e}"
         lines.append(f"{r['dtype']:9} {r['packed']!s:6} {numbers}  {r['attention']}{'' if r['ok'] else '  DISAGREES: ' + r['worst']}")
-    lines += ["", f"{'batch x seq':12} {'remat':9} {'packed':6} {'tokens/s':>10} {'TFLOP/s':>8} {'MFU':>6} {'peak GiB':>8} {'compile s':>9}"]
+    lines += [
+        "",
+        f"{'batch x seq':12} {'remat':9} {'packed':6} {'tokens/s':>10} {'TFLOP/s':>8} {'MFU':>6} {'peak GiB':>8} {'compile s':>9}",
+    ]
     for r in report["speed"]:
         about = f"{r['batch']} x {r['seq']}"
         head = f"{about:12} {r['remat']:9} {r['packed']!s:6}"

@@ -24,7 +24,7 @@ def same(got, want):
 @pytest.mark.parametrize("eq", FORMS)
 def test_against_einsum(eq):
     x, w, dy = operands(eq)
-    run = lambda f: jax.jit(lambda *a: (*jax.vjp(lambda x, w: f(eq, x, w), *a)[1](dy), f(eq, *a)))(x, w)  # noqa: E731
+    run = lambda f: jax.jit(lambda *a: (*jax.vjp(lambda x, w: f(eq, x, w), *a)[1](dy), f(eq, *a)))(x, w)
     same(run(contract), run(jnp.einsum))
 
 

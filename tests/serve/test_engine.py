@@ -14,7 +14,18 @@ from meshloom.serve.engine import serving
 from meshloom.serve.sampling import Sampling, uses, wants
 from serve.made import made_up, prepared
 
-LAYOUTS = ["", "data=2", "zero1=2", "zero2=2", "zero3=4", "tensor=2", "tensor=4", "tensor=2 sequence", "zero3=2 tensor=2", "data=2 zero3=2 tensor=2 sequence"]
+LAYOUTS = [
+    "",
+    "data=2",
+    "zero1=2",
+    "zero2=2",
+    "zero3=4",
+    "tensor=2",
+    "tensor=4",
+    "tensor=2 sequence",
+    "zero3=2 tensor=2",
+    "data=2 zero3=2 tensor=2 sequence",
+]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
 SIZES = dict(layers=2, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
 # the window (5) is shorter than any text here; kv_heads 2 and 1 are fewer than tensor=4; 61 is odd; the second is alternating and untied

@@ -3,18 +3,17 @@
 import io
 import json
 
+import jax
 import pytest
 
+from meshloom.core.mesh import make_mesh, shardings
 from meshloom.data import tokenizer as tokenizers
 from meshloom.models import llama
 from meshloom.parallel.table import build
-from meshloom.core.mesh import make_mesh, shardings
 from meshloom.serve import generate
 from meshloom.serve.sampling import Sampling
 from meshloom.weights import hf
 from serve.made import made_up
-
-import jax
 
 TEXTS = ["the cat", "a"]
 
@@ -34,7 +33,15 @@ def folder(tmp_path_factory, config):
     """A Hugging Face folder with two end tokens in generation_config.json and one in config.json."""
     path = tmp_path_factory.mktemp("model") / "hf"
     said = {"eos_token_id": 2}
-    hf.save(path, llama.MODEL, config, made_up(llama.specs(config), 0.3), said=said, generation={"eos_token_id": [2, 7]}, tokenizer=tokenizers.SHIPPED)
+    hf.save(
+        path,
+        llama.MODEL,
+        config,
+        made_up(llama.specs(config), 0.3),
+        said=said,
+        generation={"eos_token_id": [2, 7]},
+        tokenizer=tokenizers.SHIPPED,
+    )
     return path
 
 

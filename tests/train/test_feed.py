@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from tests.tiny import recipe
 
 from meshloom.core.mesh import make_mesh
 from meshloom.data.loader import Batch as Rows
@@ -11,7 +12,6 @@ from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.feed import Feed
 from meshloom.train.gradient import batch_shardings
-from tests.tiny import recipe
 
 SEQ = 4
 
@@ -24,7 +24,14 @@ def feed(spelling: str, micro: int, rows: int, tmp_path, packed: bool = True) ->
 
 def rows(n: int) -> Rows:
     grid = np.arange(n * SEQ).reshape(n, SEQ)
-    return Rows(grid.astype(np.int32), grid + 1, np.ones((n, SEQ), np.float32), np.ones((n, SEQ), np.int32), grid % SEQ, np.arange(n, dtype=np.int32))
+    return Rows(
+        grid.astype(np.int32),
+        grid + 1,
+        np.ones((n, SEQ), np.float32),
+        np.ones((n, SEQ), np.int32),
+        grid % SEQ,
+        np.arange(n, dtype=np.int32),
+    )
 
 
 @pytest.mark.parametrize("spelling", ["", "data=4", "data=2 zero3=2 tensor=2"])

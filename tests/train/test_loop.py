@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.tiny import recipe, text
 
 from meshloom.core.config import dump
 from meshloom.core.tree import named_leaves
@@ -17,7 +18,6 @@ from meshloom.recipes import launch
 from meshloom.train import loop
 from meshloom.train.metrics import METRICS, read
 from meshloom.weights.stored import whole
-from tests.tiny import recipe, text
 
 TWO_EPOCHS = 14
 """Steps; the tiny text has about 6 steps an epoch."""
@@ -132,7 +132,9 @@ def test_kill_9_then_resume(whole_run, tmp_path):
 def test_too_many_bad_steps_end_the_run(whole_run, tmp_path):
     """Steps that are not finite are skipped and counted; past the limit the run ends with a sentence."""
     base, _ = whole_run
-    wild = config(base, optimizer={"kind": "sgd", "lr": 1e30, "momentum": 0.0, "weight_decay": 0.0}, train={"nonfinite_limit": 2, "clip": 0.0})
+    wild = config(
+        base, optimizer={"kind": "sgd", "lr": 1e30, "momentum": 0.0, "weight_decay": 0.0}, train={"nonfinite_limit": 2, "clip": 0.0}
+    )
     with pytest.raises(FloatingPointError, match=r"not finite in 3 steps in a row.*train\.nonfinite_limit is 2"):
         launch.train(wild, tmp_path / "run")
 

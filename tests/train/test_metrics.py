@@ -9,7 +9,17 @@ from meshloom.train.metrics import METRICS, Interval, Metrics, read
 
 
 def told(loss: float, tokens: float, **more: float) -> dict:
-    values = {"loss": loss, "tokens": tokens, "correct": 0.0, "z": 0.0, "norm": 1.0, "lr": 0.1, "scale": 1.0, "skipped": 0, "consecutive": 0}
+    values = {
+        "loss": loss,
+        "tokens": tokens,
+        "correct": 0.0,
+        "z": 0.0,
+        "norm": 1.0,
+        "lr": 0.1,
+        "scale": 1.0,
+        "skipped": 0,
+        "consecutive": 0,
+    }
     return {name: jnp.float32(value) for name, value in (values | more).items()}
 
 
@@ -60,7 +70,12 @@ def test_state_is_a_copy():
 
 def test_resume_cuts_what_is_written_again(tmp_path):
     """Lines after the resumed step go, and those about its state; a half-written last line goes."""
-    lines = [{"kind": "train", "step": 2}, {"kind": "train", "step": 4}, {"kind": "valid", "step": 4, "loss": 1.0}, {"kind": "train", "step": 6}]
+    lines = [
+        {"kind": "train", "step": 2},
+        {"kind": "train", "step": 4},
+        {"kind": "valid", "step": 4, "loss": 1.0},
+        {"kind": "train", "step": 6},
+    ]
     raw = "".join(json.dumps(x) + "\n" for x in lines) + '{"kind": "tra'
     (tmp_path / METRICS).write_text(raw)
     with Metrics(tmp_path, False, 2, 4) as metrics:

@@ -2,16 +2,16 @@
 
 import math
 
+import jax
 import pytest
+from tests.tiny import recipe
 
+from meshloom.core.mesh import shardings
+from meshloom.core.spec import init
 from meshloom.recipes import launch
 from meshloom.train.feed import Feed
 from meshloom.train.gradient import batch_shardings
 from meshloom.train.score import Score, make_score, score
-from meshloom.core.mesh import shardings
-from meshloom.core.spec import init
-import jax
-from tests.tiny import recipe
 
 
 def test_mean_over_tokens():
@@ -31,7 +31,11 @@ def test_batch_and_layout_do_not_matter(tmp_path):
         chosen = launch.choose(config)
         sets = launch.prepare(config, chosen.config.vocab, progress=False).sets
         plan = chosen.plan
-        params = init(chosen.model.specs(chosen.config), jax.random.key(0), shardings(plan.mesh, plan.layout, "rest", chosen.model.specs(chosen.config)))
+        params = init(
+            chosen.model.specs(chosen.config),
+            jax.random.key(0),
+            shardings(plan.mesh, plan.layout, "rest", chosen.model.specs(chosen.config)),
+        )
         feed = Feed(batch_shardings(plan._replace(micro=1)), 1, rows, config.data.seq)
         got[spelling, rows] = score(make_score(chosen.model, chosen.config, plan), params, feed.once(sets.valid))
     first = got["", 1]

@@ -74,7 +74,9 @@ class Interval:
         """The line of the interval that ends with this step; the next begins empty."""
         s, self.sums, last = self.sums, dict.fromkeys(SUMS, 0.0), self.last
         tokens = s["tokens"] or math.nan
-        return Line(step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"]))
+        return Line(
+            step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"])
+        )
 
 
 class Metrics:

@@ -84,7 +84,14 @@ def _bar(steps: int, start: int):
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Rich
 
-    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[told]}"))
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
     bar = Rich(*columns, refresh_per_second=4)
     bar.add_task("", total=steps, completed=start, told="compiling")
     return bar
