@@ -40,7 +40,7 @@ class Machine(Common):
 def start(machine: Machine, devices: int | None = None) -> int:
     """Prepares this process to compute, before JAX is imported: allocator, simulated devices, compile cache, meeting the other processes.
     devices: how many to simulate where --devices is not given.  Returns the number of processes."""
-    from .core import malloc, process
+    from meshloom.core import malloc, process
 
     where = process.place(machine.coordinator, machine.rank, machine.world, os.environ)
     if os.environ.get("MESHLOOM_MALLOC") != "0":

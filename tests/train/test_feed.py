@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from tests.tiny import recipe
+from tiny import recipe
 
 from meshloom.core.mesh import make_mesh
 from meshloom.data.loader import Batch as Rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tests.tiny import recipe, text
+from tiny import recipe, text
 
 from meshloom.core.config import dump
 from meshloom.core.tree import named_leaves

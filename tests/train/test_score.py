@@ -4,7 +4,7 @@ import math
 
 import jax
 import pytest
-from tests.tiny import recipe
+from tiny import recipe
 
 from meshloom.core.mesh import shardings
 from meshloom.core.spec import init

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.tiny import recipe
+from tiny import recipe
 
 from meshloom.core.tree import named_leaves
 from meshloom.objectives.lm import lm
