@@ -30,7 +30,13 @@ def test_an_answer_to_half_a_character():
 
 @pytest.mark.parametrize(
     "text,stops,want",
-    [("a\ufffd", (), "a"), ("one\nUs", ("\nUser:",), "one"), ("one\nUx", ("\nUser:",), "one\nUx"), ("abab", ("abc",), "ab"), ("", ("x",), "")],
+    [
+        ("a\ufffd", (), "a"),
+        ("one\nUs", ("\nUser:",), "one"),
+        ("one\nUx", ("\nUser:",), "one\nUx"),
+        ("abab", ("abc",), "ab"),
+        ("", ("x",), ""),
+    ],
 )
 def test_settled(text, stops, want):
     assert settled(text, stops) == want

@@ -115,7 +115,14 @@ def stream(path: str | Path, prompt: str, sampling: Sampling, out: TextIO | None
 
 
 def sampler(
-    model: Model, c: Any, mesh: Mesh | None, layout: Layout, tokenizer: Any, prompts: Sequence[str], sampling: Sampling, dtype: str = "float32"
+    model: Model,
+    c: Any,
+    mesh: Mesh | None,
+    layout: Layout,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    dtype: str = "float32",
 ) -> Callable[[Tree], list[str]]:
     """A function from parameters (in training, in the `rest` table) to the text behind each prompt; compiled once, for all the samples of a run.
     Asks for fewer new tokens where the model's context leaves no room, and keeps the end of a prompt that is longer than half of it."""
