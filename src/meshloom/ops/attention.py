@@ -99,6 +99,8 @@ class Kernel(NamedTuple):
 
 
 class Choice(NamedTuple):
+    """The row that serves a case, and why those before it do not."""
+
     name: str
     passed_over: tuple[tuple[str, str], ...]
     """(row, why not) for each row that was preferred but cannot serve."""

@@ -26,8 +26,9 @@ LAYOUTS = (
 SEQ = 32
 """Tokens in a row of the check."""
 NEAR = {"loss": 1e-5, "gradient": 1e-5, "norm": 1e-5, "weights": 1e-4}
-"""Largest relative difference from one device that counts as equal. Sums in another order differ by about 1e-6 in fp32; weights after several
-steps of an optimizer that divides by its own root mean square differ by more."""
+"""Largest relative difference from one device that counts as equal: loss and norm of every step, the first gradient (its worst element in any
+tensor), the weights after the last step (L2 norm, worst tensor). Sums in another order differ by about 1e-6 in fp32, and an optimizer that
+divides by its own root mean square makes more of it."""
 
 
 def shrink(model: Model, c: Any) -> Any:

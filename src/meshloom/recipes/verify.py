@@ -123,7 +123,7 @@ def row(spelling: str, got: Outcome, one: Outcome, lines: list) -> Row:
         "loss": near(got.losses, one.losses),
         "gradient": gradient,
         "norm": near(got.norms, one.norms),
-        "weights": furthest(got.weights, one.weights)[1],
+        "weights": drift(got, one),
     }
     start = all(np.array_equal(got.start[name], one.start[name]) for name in one.start)
     return Row(spelling, differences, worst, start, got.replicas, got.stored, tuple(lines))
@@ -136,6 +136,15 @@ def furthest(got: dict[str, np.ndarray], one: dict[str, np.ndarray], floor: floa
     apart = {name: float(np.abs(got[name] - a).max()) / max(float(np.abs(a).max()), floor * top, 1e-30) for name, a in one.items()}
     name = max(apart, key=lambda n: apart[n] if apart[n] == apart[n] else np.inf)
     return name, apart[name]
+
+
+def drift(got: Outcome, one: Outcome, still: float = 1e-6) -> float:
+    """How far the weights of two runs are apart at the end: the largest L2 norm of a tensor's difference over that of the tensor. Tensors without
+    a gradient (below `still` of the largest) are left out: Adam divides their rounding errors by themselves."""
+    top = max(float(np.abs(g).max()) for g in one.gradient.values())
+    moving = [name for name, g in one.gradient.items() if np.abs(g).max() > still * top]
+    far = [float(np.linalg.norm(got.weights[n] - one.weights[n]) / max(np.linalg.norm(one.weights[n]), 1e-30)) for n in moving]
+    return float(np.max(far))
 
 
 def plan_of(x: Case, spelling: str) -> Plan:

@@ -1,0 +1,54 @@
+"""Loss, all gradients and norm under layouts against one device; traffic of each program against the formula."""
+
+import numpy as np
+import pytest
+from programs import gradient, same
+
+CASES = [
+    # model, layout, micro-batches, runner, remat
+    ("llama", "data=8", 1, "scan", "none"),
+    ("llama", "zero2=2 tensor=4", 2, "scan", "none"),
+    ("llama", "data=2 zero3=2 tensor=2 sequence", 2, "scan", "full"),
+    ("llama_untied", "zero3=4 tensor=2", 2, "scan", "selective"),
+    ("llama_untied", "zero1=2 tensor=4 sequence", 4, "unroll", "none"),
+    ("gpt2", "zero3=2 tensor=2 sequence", 2, "scan", "none"),
+    ("gpt2", "zero3=8", 1, "unroll", "full"),
+    ("neox", "data=2 zero2=2 tensor=2 sequence", 2, "scan", "none"),
+]
+
+
+@pytest.mark.parametrize("name, spelling, micro, runner, remat", CASES)
+def test_layout_equals_one_device(name, spelling, micro, runner, remat) -> None:
+    got = gradient(name, spelling, micro, runner, remat)
+    same(got, gradient(name, "", 1))
+    assert [line for line in got.lines if not line.equal] == []
+    assert got.lines
+
+
+@pytest.mark.parametrize("micro", [2, 4])
+def test_micro_batches_change_nothing(micro) -> None:
+    same(gradient("gpt2", "", micro), gradient("gpt2", "", 1))
+
+
+def test_dropout_is_equal_in_all_layouts() -> None:
+    more = (("dropout", 0.5), ("attention_dropout", 0.3))
+    one = gradient("llama", "", 1, more=more)
+    same(gradient("llama", "data=2 zero3=2 tensor=2 sequence", 2, remat="full", more=more), one)
+    assert abs(one.loss / gradient("llama", "", 1).loss - 1) > 1e-3, "dropout changed nothing"
+
+
+def test_padding_rows_of_the_vocabulary_have_no_gradient() -> None:
+    for spelling in ("", "zero2=2 tensor=4"):
+        rows = gradient("llama", spelling, 2 if spelling else 1).grads["embed"]
+        assert rows.shape[0] > 257 and not rows[257:].any() and rows[:257].any()
+
+
+def test_data_parallelism_sums_gradients_once_whatever_the_micro_batches() -> None:
+    (line,) = gradient("llama", "data=8", 1).lines
+    (cut,) = gradient("llama", "data=2", 4).lines
+    assert line.found == cut.found
+
+
+def test_tied_weights_get_the_sum_of_both_uses() -> None:
+    tied, untied = gradient("llama", "", 1).grads, gradient("llama_untied", "", 1).grads
+    assert "head" not in tied and np.abs(tied["embed"]).max() > 0 and np.abs(untied["head"]).max() > 0
