@@ -3,6 +3,7 @@
 import itertools
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
