@@ -146,7 +146,9 @@ def generate(turns: Turns, shape: Shape, folder: str, cache: str | None, new: in
     most = shape.model["max_seq"]
     new, prompt = min(new, most // 2), min(prompt, most // 4)
     ids = torch.from_numpy(tokens(shape, 0)[:1, :prompt].copy())
-    how = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0} | ({"cache_implementation": cache} if cache else {})
+    how = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0} | (
+        {"cache_implementation": cache} if cache else {}
+    )
 
     def work() -> dict[str, Any]:
         with torch.no_grad():

@@ -22,7 +22,14 @@ def compared(rows: Sequence[Row], unit: str, amount: float) -> str:
     """Programs against the base, the first row.  amount: how many of `unit` one turn makes (tokens)."""
     head = ("program", "wall s", "CPU s / cores", f"{unit}/s", "times our wall (quartiles)", "times our CPU")
     lines = [
-        (r.name, f"{r.wall:.3f}", f"{r.cpu:.3f}", f"{amount / r.wall:,.0f}", f"**{r.ratio:.2f}** ({r.low:.2f} to {r.high:.2f})", f"{r.cpu_ratio:.2f}")
+        (
+            r.name,
+            f"{r.wall:.3f}",
+            f"{r.cpu:.3f}",
+            f"{amount / r.wall:,.0f}",
+            f"**{r.ratio:.2f}** ({r.low:.2f} to {r.high:.2f})",
+            f"{r.cpu_ratio:.2f}",
+        )
         for r in rows
     ]
     return table(head, lines)
@@ -31,7 +38,9 @@ def compared(rows: Sequence[Row], unit: str, amount: float) -> str:
 def machine() -> str:
     """What this ran on, in one line."""
     name = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return f"{os.cpu_count()} cores ({name}), {platform.system()}, Python {platform.python_version()}, " + ", ".join(map(_version, PACKAGES))
+    return f"{os.cpu_count()} cores ({name}), {platform.system()}, Python {platform.python_version()}, " + ", ".join(
+        map(_version, PACKAGES)
+    )
 
 
 def _lines(path: str) -> list[str]:

@@ -39,7 +39,12 @@ class Suite(NamedTuple):
 
 def training(title: str, shape: str) -> Suite:
     """Train steps of one model."""
-    programs = {OURS: ("ours", "train"), "PyTorch": ("peers", "eager"), "torch.compile": ("peers", "compile"), "Trainer": ("peers", "trainer")}
+    programs = {
+        OURS: ("ours", "train"),
+        "PyTorch": ("peers", "eager"),
+        "torch.compile": ("peers", "compile"),
+        "Trainer": ("peers", "trainer"),
+    }
     return Suite(title, shape, programs, (OURS, "PyTorch", "torch.compile"), "loss", "tokens")
 
 

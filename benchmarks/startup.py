@@ -53,4 +53,6 @@ def starts(recipe: str = "quickstart", again: int = 3, sets: tuple[str, ...] = (
     """A start with empty caches, and `again` starts after it with what that one left (compiled programs, tokens)."""
     with tempfile.TemporaryDirectory() as place:
         cache = Path(place) / "cache"
-        return start(recipe, Path(place) / "cold", cache, sets), [start(recipe, Path(place) / f"warm{i}", cache, sets) for i in range(again)]
+        return start(recipe, Path(place) / "cold", cache, sets), [
+            start(recipe, Path(place) / f"warm{i}", cache, sets) for i in range(again)
+        ]

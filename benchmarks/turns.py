@@ -62,7 +62,9 @@ class Program:
         if not line:
             self.process.wait()
             end = self.log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{self.name} ended with code {self.process.returncode}, or was silent for {limit:g} s. The end of its log:\n{end}")
+            raise RuntimeError(
+                f"{self.name} ended with code {self.process.returncode}, or was silent for {limit:g} s. The end of its log:\n{end}"
+            )
         return json.loads(line)
 
     def turn(self) -> dict[str, Any]:

@@ -77,7 +77,9 @@ def weights(name: str, more: tuple = ()):
 
 
 @functools.cache
-def gradient(name: str, spelling: str, micro: int = 2, runner: str = "scan", remat: str = "none", sequences: int = 8, more: tuple = ()) -> Gradient:
+def gradient(
+    name: str, spelling: str, micro: int = 2, runner: str = "scan", remat: str = "none", sequences: int = 8, more: tuple = ()
+) -> Gradient:
     """Gradient, traffic and memory of one small model under one layout; compiled once in a session."""
     model, c = config(name, **dict(more))
     lay, how = build(spelling, c, SEQ), How(runner, remat)

@@ -15,7 +15,7 @@ app = App(
     help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
     help_format="plaintext",  # the default loads a Markdown parser
     suppress_keyboard_interrupt=False,
-    help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 128 + signal when stopped.",
+    help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 75 stopped by a signal, with a checkpoint; 128 + signal when stopped without.",
 )
 app.command(cli_data.app)
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
@@ -74,8 +74,10 @@ def train(
     if out is None and resume and (Path(recipe) / "run.yaml").is_file():
         out = Path(recipe)
     place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
+    from .train import preempt
+
     outcome = launch.train(config, place, resume=resume)
-    return OK if outcome.signal is None else 128 + outcome.signal
+    return OK if outcome.signal is None else preempt.EXIT_CODE
 
 
 @app.command(name="eval")
@@ -249,7 +251,7 @@ def verify(
     /,
     *,
     layouts: tuple[str, ...] = (),
-    steps: int = 3,
+    steps: int = 5,
     set_: Sets = (),
     machine: Machine = Machine(),
 ) -> int:
@@ -267,7 +269,7 @@ def verify(
         Override one setting. May be repeated.
     """
     cli_base.start(machine, devices=8)
-    from .plan import verify as worker
+    from .recipes import verify as worker
     from .recipes.load import load_recipe
 
     return OK if worker.verify(load_recipe(recipe, set_), layouts, steps=steps) else DISAGREES

@@ -40,7 +40,9 @@ def test_refuses_two_sizes_of_one_mesh_axis() -> None:
 
 
 def test_refuses_a_size_that_does_not_divide() -> None:
-    with pytest.raises(ValueError, match="Axis 'ffn' of size 6 cannot be split over 4 devices .tensor.. Use a number of devices that divides 6"):
+    with pytest.raises(
+        ValueError, match="Axis 'ffn' of size 6 cannot be split over 4 devices .tensor.. Use a number of devices that divides 6"
+    ):
         Layout({"tensor": 4}, rest={"ffn": ("tensor",)}).shard_shape("rest", spec(SIZES, "embed ffn"))
 
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from programs import compiled
 
 from meshloom.core.layout import ONE_DEVICE
 from meshloom.core.leaf import dot, gathers, live, parts, put
@@ -14,6 +13,7 @@ from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.zero import strategy
 from meshloom.plan.hlo import collectives, total
+from programs import compiled
 
 TP, SP = TENSOR.layout(4), TENSOR.layout(4) | SEQUENCE.layout(4)
 ZERO2, ZERO3 = strategy(2).layout(4), strategy(3).layout(4)

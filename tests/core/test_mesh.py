@@ -25,7 +25,9 @@ def test_partitions_follow_a_table() -> None:
 
 
 def test_refuses_more_devices_than_there_are() -> None:
-    with pytest.raises(ValueError, match=r"needs 16 devices \(data=16\), and this machine has 8. Ask for 8 or fewer, or simulate .* --devices 16"):
+    with pytest.raises(
+        ValueError, match=r"needs 16 devices \(data=16\), and this machine has 8. Ask for 8 or fewer, or simulate .* --devices 16"
+    ):
         make_mesh(Layout({"data": 16}))
 
 

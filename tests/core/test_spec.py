@@ -9,14 +9,20 @@ from meshloom.core.mesh import make_mesh, shardings
 from meshloom.core.spec import ONES, Init, abstract, count, init, is_spec, spec, stack
 
 SIZES = {"embed": 8, "ffn": 12, "vocab": 16}
-SPECS = {"up": stack(spec(SIZES, "embed ffn", Init(0.02)), 3), "norm": spec(SIZES, "embed", ONES), "table": spec(SIZES, "vocab embed", Init(0.5), used={"vocab": 11})}
+SPECS = {
+    "up": stack(spec(SIZES, "embed ffn", Init(0.02)), 3),
+    "norm": spec(SIZES, "embed", ONES),
+    "table": spec(SIZES, "vocab embed", Init(0.5), used={"vocab": 11}),
+}
 
 
 def test_shapes_and_counts() -> None:
     assert SPECS["up"].shape == (3, 8, 12) and SPECS["up"].axes == ("layer", "embed", "ffn")
     assert SPECS["table"].used == (11, 8) and SPECS["table"].nbytes == 16 * 8 * 4
     assert count(SPECS) == 3 * 96 + 8 + 88
-    assert all(is_spec(s) for s in jax.tree.leaves(SPECS, is_leaf=is_spec)) and jax.tree.leaves(SPECS) == list(SPECS[k] for k in sorted(SPECS))
+    assert all(is_spec(s) for s in jax.tree.leaves(SPECS, is_leaf=is_spec)) and jax.tree.leaves(SPECS) == list(
+        SPECS[k] for k in sorted(SPECS)
+    )
 
 
 def test_abstract_makes_no_array() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from programs import compiled
 
 from meshloom.plan.hlo import axis_groups, collectives, nbytes, replica_groups, total
+from programs import compiled
 
 SIZES = {"a": 2, "b": 4}
 P = PartitionSpec
@@ -27,7 +27,11 @@ CASES = {
     "gather": (lambda x: lax.all_gather(x, "b", axis=0, tiled=True), P(("a", "b")), {("all-gather", ("b",)): (1, 512)}),
     "scatter": (lambda x: lax.psum_scatter(x, "b", scatter_dimension=0, tiled=True), P(("a", "b")), {("reduce-scatter", ("b",)): (1, 128)}),
     "exchange": (lambda x: lax.all_to_all(x, "b", 0, 0, tiled=True), P(("a", "b")), {("all-to-all", ("b",)): (1, 128)}),
-    "shift": (lambda x: lax.ppermute(x, "b", [(i, (i + 1) % 4) for i in range(4)]), P(("a", "b")), {("collective-permute", ("b",)): (1, 128)}),
+    "shift": (
+        lambda x: lax.ppermute(x, "b", [(i, (i + 1) % 4) for i in range(4)]),
+        P(("a", "b")),
+        {("collective-permute", ("b",)): (1, 128)},
+    ),
     "none": (lambda x: x * 2, P(("a", "b")), {}),
 }
 
@@ -124,7 +128,9 @@ def test_refuses_text_that_is_no_program() -> None:
         collectives("hello", SIZES)
 
 
-@pytest.mark.parametrize("type, size", [("f32[3,64]{1,0}", 768), ("bf16[]", 2), ("pred[7]{0}", 7), ("s32[<=4]{0}", 16), ("f8e4m3fn[5]{0}", 5), ("s4[3]{0}", 2)])
+@pytest.mark.parametrize(
+    "type, size", [("f32[3,64]{1,0}", 768), ("bf16[]", 2), ("pred[7]{0}", 7), ("s32[<=4]{0}", 16), ("f8e4m3fn[5]{0}", 5), ("s4[3]{0}", 2)]
+)
 def test_bytes_of_a_type(type, size) -> None:
     assert nbytes(type) == size
 

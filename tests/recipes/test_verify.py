@@ -61,10 +61,19 @@ def test_unknown_layouts_are_the_callers_mistake(odd) -> None:
 def test_a_difference_is_named(rows) -> None:
     good = rows["data=8"]
     bad = good._replace(
-        differences={**good.differences, "gradient": 2e-3}, start=False, replicas=False, stored=(good.stored[0]._replace(found=1),), moved=()
+        differences={**good.differences, "gradient": 2e-3},
+        start=False,
+        replicas=False,
+        stored=(good.stored[0]._replace(found=1),),
+        moved=(),
     )
     said = "; ".join(bad.wrong)
-    for words in ("gradient differs by 2.0e-03", "starting weights differ", "devices hold different copies", "params: 1 bytes stored, formula"):
+    for words in (
+        "gradient differs by 2.0e-03",
+        "starting weights differ",
+        "devices hold different copies",
+        "params: 1 bytes stored, formula",
+    ):
         assert words in said
 
 

@@ -44,3 +44,10 @@ def test_values_are_those_of_the_master() -> None:
     out = jax.jit(jax.shard_map(fn, mesh=make_mesh(lay), in_specs=(P(None, "zero"), P()), out_specs=P("zero")))(w, w[:, 0])
     for copy in np.asarray(out):
         np.testing.assert_array_equal(copy, w)
+
+
+def test_each_stage_leaves_one_table_more_split() -> None:
+    for stage, tables in ((1, ("step", "grad", "live")), (2, ("step", "live")), (3, ("live",))):
+        lay = strategy(stage).layout(2)
+        assert [t for t in ("step", "grad", "live") if gathered(lay, "rest", t, SPECS["w"]) == (1, ("zero",))] == list(tables)
+        assert gathered(lay, "rest", "rest", SPECS["w"]) == (0, ())

@@ -6,17 +6,26 @@ import jax
 import numpy as np
 import pytest
 
-from meshloom.core.layout import ONE_DEVICE
-from meshloom.core.mesh import make_mesh, shardings
-from meshloom.core.spec import is_spec
 from meshloom.models import gpt2, llama
 from meshloom.ops.rope import Rope
 from meshloom.parallel.table import build
 from meshloom.runner.forward import logits as full
-from meshloom.serve.engine import make_engine, serving
+from meshloom.serve.engine import serving
 from meshloom.serve.sampling import Sampling, uses, wants
+from serve.made import made_up, prepared
 
-LAYOUTS = ["", "data=2", "zero1=2", "zero2=2", "zero3=4", "tensor=2", "tensor=4", "tensor=2 sequence", "zero3=2 tensor=2", "data=2 zero3=2 tensor=2 sequence"]
+LAYOUTS = [
+    "",
+    "data=2",
+    "zero1=2",
+    "zero2=2",
+    "zero3=4",
+    "tensor=2",
+    "tensor=4",
+    "tensor=2 sequence",
+    "zero3=2 tensor=2",
+    "data=2 zero3=2 tensor=2 sequence",
+]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
 SIZES = dict(layers=2, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
 # the window (5) is shorter than any text here; kv_heads 2 and 1 are fewer than tensor=4; 61 is odd; the second is alternating and untied
@@ -26,19 +35,6 @@ MIXED = llama.Config(
 )
 MODELS = {"window": (llama.MODEL, WINDOW), "mixed": (llama.MODEL, MIXED), "gpt2": (gpt2.MODEL, gpt2.Config(**SIZES))}
 LENGTHS, PROMPT, NEW, LENGTH = np.array([12, 5, 1, 9], np.int32), 12, 6, 20
-
-
-def made_up(specs):
-    """Parameters with no bias at zero and no gain at one; padding rows are zero."""
-    rng = np.random.default_rng(1)
-
-    def one(s):
-        value = np.zeros(s.shape, np.float32)
-        used = tuple(slice(n) for n in s.used)
-        value[used] = s.init.mean + rng.normal(0, 0.3 if len(s.shape) > 2 else 0.1, s.used)
-        return value
-
-    return jax.tree.map(one, specs, is_leaf=is_spec)
 
 
 @functools.cache
@@ -64,14 +60,9 @@ def reference(name):
 def decoded(name, spelling, chunk=PROMPT, gather="layer"):
     """Tokens, logits of every step, and log-probabilities, by the engine."""
     (model, c), (params, prompts, _, _) = MODELS[name], reference(name)
-    lay = build(spelling, c, LENGTH)
-    mesh = make_mesh(lay) if lay.devices > 1 else None
-    if mesh is not None:
-        params = jax.device_put(params, shardings(mesh, lay, "rest", model.specs(c)))
-    engine = make_engine(model, c, mesh, lay, gather=gather)
+    engine, w = prepared(model, c, params, spelling, gather)
     asked = [Sampling(tokens=NEW)] * len(prompts)
     want, use = wants(asked, (), c.vocab), uses(asked)
-    w = engine.prepare(params)
     held, report = engine.start(w, prompts, LENGTHS, want, length=LENGTH, use=use, chunk=chunk)
     scores = [np.asarray(held.logits)]
     for step in range(1, NEW):
@@ -114,9 +105,9 @@ def test_zero3_gathered_once():
 def test_many_steps_in_one_call_equal_one_at_a_time():
     model, c = MODELS["window"]
     params, prompts, want, _ = reference("window")
-    engine = make_engine(model, c, None, ONE_DEVICE)
+    engine, w = prepared(model, c, params)
     asked = [Sampling(tokens=n) for n in (NEW, 2, 4, 1)]
-    args, use, w = wants(asked, (), c.vocab), uses(asked), engine.prepare(params)
+    args, use = wants(asked, (), c.vocab), uses(asked)
     held, _ = engine.start(w, prompts, LENGTHS, args, length=LENGTH, use=use, chunk=PROMPT)
     held, report = engine.more(w, held, args, np.zeros(4, bool), np.int32(LENGTH - 1), use=use)
     assert list(report.made) == [NEW, 2, 4, 1] and int(held.slots.start) == PROMPT + NEW - 1

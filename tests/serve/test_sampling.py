@@ -1,5 +1,7 @@
 """The order and the numbers of `transformers`; draws that depend on a request's own seed alone."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,22 +9,23 @@ import pytest
 
 from meshloom.serve.sampling import NEVER, Sampling, choose, cut, log_prob, penalised, uses, wants
 
+CHOOSE, CUT = jax.jit(choose, static_argnums=2), jax.jit(cut)
 LOGITS = np.array([[2.0, 1.0, 0.5]], np.float32)
 
 
 def pick(logits, requests, made=0, seen=None, ends=()):
     """The tokens that requests choose from logits."""
-    logits = jnp.asarray(logits, jnp.float32)
+    logits = np.asarray(logits, np.float32)
     batch, vocab = logits.shape
-    seen = jnp.zeros((batch, vocab), bool) if seen is None else jnp.asarray(seen)
-    return np.asarray(choose(logits, wants(requests, ends, vocab), uses(requests), jnp.full(batch, made, jnp.int32), seen))
+    seen = np.zeros((batch, vocab), bool) if seen is None else seen
+    return np.asarray(CHOOSE(logits, wants(requests, ends, vocab), uses(requests), np.full(batch, made, np.int32), seen))
 
 
 def kept(logits, top_k=0, top_p=1.0):
     """Which tokens a cut leaves."""
-    logits = jnp.asarray(logits, jnp.float32)
+    logits = np.asarray(logits, np.float32)
     rows = len(logits)
-    return [list(np.flatnonzero(row > NEVER)) for row in np.asarray(cut(logits, jnp.full(rows, top_k), jnp.full(rows, top_p, jnp.float32)))]
+    return [list(np.flatnonzero(row > NEVER)) for row in np.asarray(CUT(logits, np.full(rows, top_k), np.full(rows, top_p, np.float32)))]
 
 
 def test_temperature_comes_before_top_p():
@@ -63,21 +66,14 @@ def test_equal_logits_are_cut_by_number():
     assert kept([[1.0, 1.0, 0.0]], top_k=1) == [[0, 1]]
 
 
-def test_cuts_equal_transformers():
-    torch, process = pytest.importorskip("torch"), pytest.importorskip("transformers.generation.logits_process")
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, (4, 97)).astype(np.float32)
-    ids = rng.integers(0, 97, (4, 12))
-    seen = np.zeros((4, 97), bool)
-    np.put_along_axis(seen, ids, True, 1)
-    t, want = torch.tensor(ids), torch.tensor(logits)
-    want = process.RepetitionPenaltyLogitsProcessor(1.4)(t, want)
-    want = process.TemperatureLogitsWarper(0.7)(t, want)
-    want = process.TopKLogitsWarper(20)(t, want)
-    want = process.TopPLogitsWarper(0.8)(t, want)
+def test_penalty_temperature_and_cuts_equal_transformers():
+    golden = np.load(Path(__file__).parents[1] / "goldens" / "sampling.npz")
+    logits = golden["logits"]
+    seen = np.zeros(logits.shape, bool)
+    np.put_along_axis(seen, golden["ids"], True, 1)
     got = penalised(jnp.asarray(logits), jnp.asarray(seen), jnp.full(4, 1.4))
-    got = cut(got / 0.7, jnp.full(4, 20), jnp.full(4, 0.8, jnp.float32))
-    np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-6)
+    got = CUT(got / 0.7, jnp.full(4, 20), jnp.full(4, 0.8, jnp.float32))
+    np.testing.assert_allclose(np.asarray(got), golden["left"], rtol=1e-6)
 
 
 def test_temperature_zero_is_argmax_beside_rows_that_draw():

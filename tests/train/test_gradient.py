@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from programs import gradient, same
 
 CASES = [

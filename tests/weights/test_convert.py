@@ -26,7 +26,11 @@ def test_a_folder_is_converted_and_proved(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "in" / "tokenizer.json").write_bytes(b"{}")
     assert convert(tmp_path / "in", tmp_path / "out", old_config=True, check=True)
     lines = capsys.readouterr().out
-    assert "loaded 26 of 26 tensors, 0 missing, 0 unexpected, a llama model" in lines and "all 14 parameters are equal bit for bit" in lines and "logits were not compared" in lines
+    assert (
+        "loaded 26 of 26 tensors, 0 missing, 0 unexpected, a llama model" in lines
+        and "all 14 parameters are equal bit for bit" in lines
+        and "logits were not compared" in lines
+    )
     assert "rope_theta" in hf.open_folder(tmp_path / "out").said
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == b"{}"
     assert (tmp_path / "out" / "model.safetensors").stat().st_size == pytest.approx(
@@ -70,7 +74,16 @@ def test_to_a_checkpoint_and_back_is_equal_bit_for_bit(tmp_path: Path, mixed: bo
     first = small.source("qwen3_windows_biases")
     kinds = {name: np.dtype(np.float32) if "norm" in name and mixed else t.dtype for name, t in first.tensors.items()}
     words = {"tokenizer.json": "{}", "tokenizer_config.json": "{ }"}
-    hf.save(tmp_path / "a", first.model, first.config, load(first).weights, dtype=kinds, said=first.said, generation={"eos_token_id": [2, 7]}, tokenizer=words)
+    hf.save(
+        tmp_path / "a",
+        first.model,
+        first.config,
+        load(first).weights,
+        dtype=kinds,
+        said=first.said,
+        generation={"eos_token_id": [2, 7]},
+        tokenizer=words,
+    )
     assert convert(tmp_path / "a", tmp_path / "b", to="meshloom", check=True, say=lambda line: None)
     assert convert(tmp_path / "b", tmp_path / "c", check=True, say=lambda line: None)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())

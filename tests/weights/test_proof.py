@@ -20,8 +20,14 @@ def test_logits_are_compared_at_every_position() -> None:
     y[1, 7, 3] += 1e-3
     proof = same_logits(x, y, 1e-4)
     assert (
-        not proof.equal and "largest difference 1.00e-03 (limit 1e-04)" in proof.lines[0] and "same first token 100.00%" in proof.lines[0]
+        not proof.equal and "largest difference 1.00e-03 (limit 1.0e-04)" in proof.lines[0] and "same first token 100.00%" in proof.lines[0]
     )
+
+
+def test_larger_logits_round_in_proportion() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 8, 11)).astype(np.float32)
+    x[0, 0, 0] = 50.0
+    assert same_logits(x, x + np.float32(4e-4), 1e-4).equal and not same_logits(x, x + np.float32(6e-4), 1e-4).equal
 
 
 def test_the_sample_exists_and_fits() -> None:

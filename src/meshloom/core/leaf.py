@@ -66,7 +66,11 @@ def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | No
     for dim, name in enumerate(axes):
         gathered = tuple(a for a in lay.grad.get(name, ()) if a not in lay.live.get(name, ()))
         if gathered:
-            return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True) if whole is None else _already_whole(gathered, dim, w, whole)
+            return (
+                lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
+                if whole is None
+                else _already_whole(gathered, dim, w, whole)
+            )
     return w
 
 

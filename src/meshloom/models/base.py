@@ -150,7 +150,7 @@ class Row(NamedTuple):
     """One line of a family's map to Hugging Face names, read both ways.
 
     ours: path of our parameter, or several that `theirs` holds in one tensor (axis `n` of `form` counts them). `{layer}` in theirs marks a
-    stack. form: how theirs becomes ours, as in einops: "(h k) d -> d h k".
+    stack. form: how theirs becomes ours, as in einops: "(h k) d -> d h k". An empty `ours` marks a buffer of theirs that is passed over.
     """
 
     ours: str | tuple[str, ...]

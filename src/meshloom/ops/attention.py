@@ -1,7 +1,7 @@
 """Causal attention: a plain reference, and a table of faster rows that a caller chooses from by `choose`.
 
-Every row has the same call: q [b, T, h, k], k and v [b, S, g, k] (h a multiple of g: query head i reads kv head i // (h // g)) -> [b, T, h, k] in
-q's dtype, softmax in fp32. A device whose query heads do not map to its kv heads that way passes k[:, :, kv_index(...)].
+Every row has the same call: q [b, T, h, k], k and v [b, S, g, k] (h a multiple of g: query head i reads kv head i // (h // g)) ->
+[b, T, h, k] in q's dtype, softmax in fp32. A device whose query heads do not map to its kv heads that way passes k[:, :, kv_index(...)].
 Source: Vaswani 2017, arXiv 1706.03762; grouped heads: Ainslie 2023, arXiv 2305.13245; window: Mistral 7B, arXiv 2310.06825."""
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def attention(
     dropout: AttentionDropout | None = None,
 ) -> Array:
     """The reference.  A query sees keys at its own or an earlier position, of its own segment, less than `window` positions back.
-    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given, the index is the position and T = S.
+    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given: indices, T = S.
     A query that sees nothing returns 0.  Returns [b, T, h, k].  Source: see the top of this file."""
     b, t, h, size = q.shape
     g = k.shape[2]
@@ -99,6 +99,8 @@ class Kernel(NamedTuple):
 
 
 class Choice(NamedTuple):
+    """The row that serves a case, and why those before it do not."""
+
     name: str
     passed_over: tuple[tuple[str, str], ...]
     """(row, why not) for each row that was preferred but cannot serve."""
@@ -147,16 +149,8 @@ def _cudnn(q, k, v, *, scale, window=None, segments=None, positions=None, dropou
     if segments is not None:
         # without the causal part, which cuDNN applies itself and skips blocks by
         mask = (segments[0][:, :, None] == segments[1][:, None, :])[:, None]
-    return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        mask=mask,
-        scale=scale,
-        is_causal=True,
-        implementation="cudnn",
-        local_window_size=None if window is None else (window - 1, 0),
-    )
+    local = None if window is None else (window - 1, 0)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=True, implementation="cudnn", local_window_size=local)
 
 
 def _cudnn_supports(c: Case) -> str:

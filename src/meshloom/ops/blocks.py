@@ -1,8 +1,8 @@
 """Causal attention on whole sequences, cut into unrolled blocks of queries; each sees only the stretch of keys that it may see.
 
-The triangle above the diagonal and what lies before the window are never computed, kv heads are never repeated, and the backward pass is written out:
-it keeps exp(scores) for short sequences and computes them again for long ones.  Source: the recomputation is FlashAttention's,
-Dao 2022, arXiv 2205.14135, section 3.1; blocks are large because the compiler, not we, tiles a dot."""
+The triangle above the diagonal and what lies before the window are never computed, kv heads are never repeated, and the backward pass
+is written out: it keeps exp(scores) for short sequences and computes them again for long ones.  Source: the recomputation is
+FlashAttention's, Dao 2022, arXiv 2205.14135, section 3.1; blocks are large because the compiler, not we, tiles a dot."""
 
 import functools
 import math
@@ -65,56 +65,55 @@ def _spans(length: int, how: _How) -> list[tuple[int, int, int]]:
 
 
 def _dot(a: Array, b: Array, i: int, j: int) -> Array:
-    return lax.dot_general(a, b, (((i,), (j,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b, (((i,), (j,)), ((0,), (0,))), preferred_element_type=jnp.float32)
 
 
 def _rows(x: Array, g: int) -> Array:
-    """[b, c, h, k] -> [b, g, (h/g) c, k]: all queries of a kv head together."""
+    """[b, c, h, k] -> [b g, (h/g) c, k]: all queries of a kv head together."""
     b, c, h, size = x.shape
-    return x.reshape(b, c, g, h // g, size).transpose(0, 2, 3, 1, 4).reshape(b, g, -1, size)
+    return x.reshape(b, c, g, h // g, size).transpose(0, 2, 3, 1, 4).reshape(b * g, -1, size)
 
 
-def _unrows(x: Array, c: int) -> Array:
-    """[b, g, (h/g) c, k] -> [b, c, h, k]."""
-    b, g, n, size = x.shape
-    return x.reshape(b, g, n // c, c, size).transpose(0, 3, 1, 2, 4).reshape(b, c, -1, size)
+def _unrows(x: Array, b: int, c: int) -> Array:
+    """[b g, (h/g) c, k] -> [b, c, h, k]."""
+    return x.reshape(b, x.shape[0] // b, -1, c, x.shape[2]).transpose(0, 3, 1, 2, 4).reshape(b, c, -1, x.shape[2])
+
+
+def _heads_first(x: Array) -> Array:
+    """[b, t, g, k] -> [b g, t, k]."""
+    return x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3])
 
 
 def _scores(q: Array, k: Array, segments: tuple[Array, Array] | None, span: tuple[int, int, int], how: _How) -> Array:
-    """Scaled and masked scores of one block's rows q [b, g, r c, k] against its keys k [b, g, s, k], fp32 [b, g, r c, s]."""
+    """Scaled and masked scores of one block's rows q [b g, r c, k] against its keys k [b g, s, k], fp32 [b g, r c, s]."""
     lo, a, z = span
-    s = _dot(q, k, 3, 3) * how.scale
+    s = _dot(q, k, 2, 2) * how.scale
     back = jnp.arange(a, z)[:, None] - jnp.arange(lo, z)
     mask = back >= 0
     if how.window is not None:
         mask &= back < how.window
-    mask = mask[None, None, None]
+    mask, b = mask[None, None], 1
     if segments is not None:
-        mask &= (segments[0][:, a:z, None] == segments[1][:, None, lo:z])[:, None, None]
-    shape = s.shape
-    return jnp.where(mask, s.reshape(*shape[:2], -1, z - a, z - lo), _LOW).reshape(shape)
-
-
-def _heads_first(x: Array) -> Array:
-    return x.transpose(0, 2, 1, 3)
+        mask, b = mask & (segments[0][:, None, a:z, None] == segments[1][:, None, None, lo:z]), segments[0].shape[0]
+    by_query = s.reshape(b, -1, z - a, z - lo)
+    return jnp.where(mask, by_query, _LOW).reshape(s.shape)
 
 
 def _forward(q, k, v, segments, how):
-    g = k.shape[2]
+    b, t, _, _ = q.shape
     kt, vt = _heads_first(k), _heads_first(v)
-    rows, outs, kept = [], [], []
-    for span in _spans(q.shape[1], how):
-        lo, a, z = span
-        qr = _rows(q[:, a:z], g)
-        s = _scores(qr, kt[:, :, lo:z], segments, span, how)
+    rows, outs, kept, y = [], [], [], []
+    for lo, a, z in _spans(t, how):
+        qr = _rows(q[:, a:z], k.shape[2])
+        s = _scores(qr, kt[:, lo:z], segments, (lo, a, z), how)
         m = s.max(-1, keepdims=True)
         e = jnp.exp(s - m)
         total = e.sum(-1, keepdims=True)
-        outs.append((_dot(e.astype(v.dtype), vt[:, :, lo:z], 3, 2) / total).astype(q.dtype))
-        rows.append(qr)
+        out = (_dot(e.astype(v.dtype), vt[:, lo:z], 2, 1) / total).astype(q.dtype)
+        rows, outs = [*rows, qr], [*outs, out]
         kept.append((e, total) if how.keep else m + jnp.log(total))
-    y = jnp.concatenate([_unrows(o, z - a) for o, (_, a, z) in zip(outs, _spans(q.shape[1], how))], 1)
-    return y, (tuple(rows), kt, vt, tuple(outs), tuple(kept), segments)
+        y.append(_unrows(out, b, z - a))
+    return jnp.concatenate(y, 1), (rows, kt, vt, outs, kept, segments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -123,19 +122,21 @@ def _attend(q, k, v, segments, how):
 
 
 def _backward(how, saved, dy):
+    """Gradients.  Those of k and v are made as [b g, k, s], the faster product on a CPU, and turned once at the end."""
     rows, kt, vt, outs, kept, segments = saved
-    length, g = kt.shape[2], kt.shape[1]
-    dq, dk, dv = [], jnp.zeros(kt.shape), jnp.zeros(vt.shape)
+    (b, length), g = dy.shape[:2], kt.shape[0] // dy.shape[0]
+    dq, dk, dv = [], 0.0, 0.0
     for span, q, out, aux in zip(_spans(length, how), rows, outs, kept):
         lo, a, z = span
-        k, v, d = kt[:, :, lo:z], vt[:, :, lo:z], _rows(dy[:, a:z], g)
+        k, v, d = kt[:, lo:z], vt[:, lo:z], _rows(dy[:, a:z], g)
         p = aux[0] / aux[1] if how.keep else jnp.exp(_scores(q, k, segments, span, how) - aux)
         delta = (d.astype(jnp.float32) * out).sum(-1, keepdims=True)
-        ds = (p * (_dot(d, v, 3, 3) - delta) * how.scale).astype(q.dtype)
-        dq.append(_unrows(_dot(ds, k, 3, 2), z - a))
-        dk, dv = dk.at[:, :, lo:z].add(_dot(ds, q, 2, 2)), dv.at[:, :, lo:z].add(_dot(p.astype(d.dtype), d, 2, 2))
-    dq = jnp.concatenate(dq, 1).astype(rows[0].dtype)
-    return dq, _heads_first(dk).astype(kt.dtype), _heads_first(dv).astype(vt.dtype), None
+        ds = (p * (_dot(d, v, 2, 2) - delta) * how.scale).astype(q.dtype)
+        dq.append(_unrows(_dot(ds, k, 2, 1), b, z - a))
+        place = ((0, 0), (0, 0), (lo, length - z))
+        dk, dv = dk + jnp.pad(_dot(q, ds, 1, 1), place), dv + jnp.pad(_dot(d, p.astype(d.dtype), 1, 1), place)
+    back = [x.reshape(b, g, -1, length).transpose(0, 3, 1, 2).astype(kt.dtype) for x in (dk, dv)]
+    return jnp.concatenate(dq, 1).astype(kt.dtype), *back, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -48,7 +48,7 @@ def at(key: Array, path: str) -> Array:
 
 def dropout(x: Array, key: Array, rate: float, cells: Cells) -> Array:
     """x with each element zeroed with probability `rate`, the others divided by 1 - rate.  x: [b, t, d].  Same shape and dtype.
-    key: of this layer, step and place (`at`); micro-batches differ by their samples.  The backward pass makes the mask again, keeping the keys of rows only.
+    key: of this layer, step and place (`at`); micro-batches differ by their samples.  The backward pass makes the mask again.
     Raises ValueError for a rate outside [0, 1).  Source: Srivastava 2014, JMLR 15."""
     _check(rate)
     if rate == 0:
@@ -89,9 +89,7 @@ def _mix(x: Array) -> Array:
 
 def _check(rate: float) -> None:
     if not 0 <= rate < 1:
-        raise ValueError(
-            f"A dropout rate of {rate} keeps nothing or makes no sense. Use a number from 0 (no dropout) up to, not including, 1."
-        )
+        raise ValueError(f"A dropout rate of {rate} is impossible. Use a number from 0 (no dropout) up to, not including, 1.")
 
 
 def _masked(x: Array, rows: Array, features: Array, rate: float) -> Array:

@@ -61,7 +61,7 @@ def _linear(rope: Rope, size: int) -> np.ndarray:
 
 
 def _llama3(rope: Rope, size: int) -> np.ndarray:
-    """Long waves divided by the factor, short ones kept, a smooth ramp between.  Source: Llama 3.1 model card; checked against `transformers`."""
+    """Long waves divided by the factor, short ones kept, a smooth ramp between.  Source: Llama 3.1's model card."""
     freq = _default(rope, size)
     turns = np.float32(rope.original) * freq / np.float32(2 * math.pi)
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -87,7 +87,7 @@ def _yarn(rope: Rope, size: int) -> np.ndarray:
 
 
 def _dynamic(rope: Rope, size: int, length: Array) -> Array:
-    """The base grows with the length of the text, length: [b, 1] tokens -> [b, 1, size/2].  Source: NTK-aware scaling as in `transformers`."""
+    """The base grows with the length of the text, length: [b, 1] tokens -> [b, 1, size/2].  Source: `transformers`' "dynamic"."""
     grown = jnp.maximum(length, rope.original).astype(jnp.float32)
     stretch = (rope.factor * grown / rope.original - (rope.factor - 1)) ** (size / (size - 2))
     power = jnp.arange(0, size, 2, dtype=jnp.float32) / size

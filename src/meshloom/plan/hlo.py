@@ -103,7 +103,9 @@ def _walk(
         if not inside:
             continue
         if op.name == "conditional":
-            raise ValueError(f"'{op.rest.strip()[:80]}' moves bytes on a condition, so how often is not known before it runs. Move them out of it.")
+            raise ValueError(
+                f"'{op.rest.strip()[:80]}' moves bytes on a condition, so how often is not known before it runs. Move them out of it."
+            )
         trips = _TRIPS.search(op.rest)
         if op.name == "while" and not trips:
             raise ValueError("A loop with collectives has no known trip count. Use lax.scan, or lax.fori_loop with constant bounds.")
@@ -198,7 +200,9 @@ def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], siz
         return tuple(name for name in sizes if name in moved)
     sets = replica_groups(rest, math.prod(sizes.values()))
     if sets not in groups:
-        raise ValueError(f"A {kind} runs over devices {[sorted(g) for g in sets]}, which are not the devices along any axes of the mesh {dict(sizes)}.")
+        raise ValueError(
+            f"A {kind} runs over devices {[sorted(g) for g in sets]}, which are not the devices along any axes of the mesh {dict(sizes)}."
+        )
     return groups[sets]
 
 

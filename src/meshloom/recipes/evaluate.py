@@ -44,7 +44,16 @@ class Scores(NamedTuple):
     packing: str
 
 
-def evaluate(path: str, data: tuple[str, ...] = (), *, step: int | None = None, sequences: int = 8, limit: int = 0, layout: str = "auto", seq: int = 0) -> Scores:
+def evaluate(
+    path: str,
+    data: tuple[str, ...] = (),
+    *,
+    step: int | None = None,
+    sequences: int = 8,
+    limit: int = 0,
+    layout: str = "auto",
+    seq: int = 0,
+) -> Scores:
     """Scores a model on its run's held-out split, or on the given files.  limit: rows scored in all, 0 for every one.  seq: tokens in a row; 0: as in
     training, or 1,024 within the model's length.  Raises ValueError where there is nothing to score."""
     opened = open_model(path, step)
@@ -75,7 +84,9 @@ def _data(opened: Opened, data: tuple[str, ...], seq: int) -> tuple[Data, tokeni
         raise ValueError(f"{opened.name} does not say what it was trained on. Give --data with a text to score.")
     given["seq"] = seq or given.get("seq") or min(1024, opened.config.max_seq)
     if given["seq"] > opened.config.max_seq:
-        raise ValueError(f"Rows of {given['seq']} tokens are longer than the model's max_seq {opened.config.max_seq}. Give --seq of at most that.")
+        raise ValueError(
+            f"Rows of {given['seq']} tokens are longer than the model's max_seq {opened.config.max_seq}. Give --seq of at most that."
+        )
     return load_section(Data, given, "data"), tokenizer_of(opened, recipe)
 
 
@@ -100,7 +111,16 @@ def _scores(opened: Opened, got: Score, valid: Loader, tokenizer: tokenizers.Tok
             documents += 1
     bits = got.nll / math.log(2) / size if size and whole else math.nan
     return Scores(
-        opened.name, got.loss, got.perplexity, bits, got.accuracy, int(got.tokens), size if whole else 0, documents, section.seq, section.packing
+        opened.name,
+        got.loss,
+        got.perplexity,
+        bits,
+        got.accuracy,
+        int(got.tokens),
+        size if whole else 0,
+        documents,
+        section.seq,
+        section.packing,
     )
 
 

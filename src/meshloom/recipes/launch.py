@@ -56,7 +56,9 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     devices = jax.devices() if devices is None else devices
     model, c, source = model_of(config)
     if config.data.seq > c.max_seq:
-        raise ValueError(f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq.")
+        raise ValueError(
+            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
+        )
     said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
@@ -166,7 +168,8 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         if lock and lock.said:
             say(lock.said)
         ready = _in_turn(lambda: prepare(config, chosen.config.vocab))
-        for line in (*chosen.said, *brief(explained(config, chosen)), *ready.sets.report, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
+        told = (*chosen.said, *brief(explained(config, chosen)), *ready.sets.report)
+        for line in (*told, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
             say(line)
         if first:
             write_text(folder / RESOLVED, dump(config))
@@ -174,7 +177,15 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         outcome = loop.train(_run(config, folder, chosen, ready), resume)
         if outcome.signal is None:
             target = folder / "hf"
-            hf.save(target, chosen.model, chosen.config, outcome.state.params, tokenizer=folder / "tokenizer", overwrite=True, **_said(chosen.source))
+            hf.save(
+                target,
+                chosen.model,
+                chosen.config,
+                outcome.state.params,
+                tokenizer=folder / "tokenizer",
+                overwrite=True,
+                **_said(chosen.source),
+            )
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
         return outcome
 

@@ -29,7 +29,9 @@ def hidden(model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.
     return model.final(c, lay, outer, x), outer, cache
 
 
-def logits(model: Model, c: Any, w: Tree, tokens: jax.Array, segments: jax.Array | None = None, positions: jax.Array | None = None) -> jax.Array:
+def logits(
+    model: Model, c: Any, w: Tree, tokens: jax.Array, segments: jax.Array | None = None, positions: jax.Array | None = None
+) -> jax.Array:
     """Scores of every token that exists, fp32, on one device.  tokens: (batch seq) -> (batch seq vocab).  segments, positions: of packed rows."""
     batch, seq = tokens.shape
     where = jnp.broadcast_to(jnp.arange(seq, dtype=jnp.int32), (batch, seq)) if positions is None else positions

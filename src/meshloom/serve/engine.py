@@ -131,7 +131,9 @@ def _prepare(bound: _Bound, params: Tree) -> Tree:
     return dataclasses.replace(w, layers=as_list(w.layers, c.layers))
 
 
-def _forward(bound: _Bound, w: Tree, cache: list[KV], slots: Slots, tokens: Array, segments: Array, positions: Array) -> tuple[Array, list[KV]]:
+def _forward(
+    bound: _Bound, w: Tree, cache: list[KV], slots: Slots, tokens: Array, segments: Array, positions: Array
+) -> tuple[Array, list[KV]]:
     """Logits of the last of some new tokens, fp32 [batch, vocab], of every token that exists; and the cache with theirs."""
     model, c, lay, _ = bound
     ctx = Ctx(segments, positions, None, jnp.zeros(tokens.shape[0], jnp.int32), None, 0, cache, slots)

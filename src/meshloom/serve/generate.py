@@ -2,7 +2,7 @@
 
 import json as jsonlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -17,24 +17,10 @@ from meshloom.parallel.table import build
 from meshloom.serve.answer import Answer, answers
 from meshloom.serve.engine import Engine, make_engine
 from meshloom.serve.sampling import Sampling
-from meshloom.weights import gguf, hf
-from meshloom.weights.load import Source, load
+from meshloom.weights.opened import Opened, open_model
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """--precision -> type of the arithmetic."""
-SECTION = tokenizers.TokenizerSection(control_text="control")
-"""A prompt may hold control tokens, such as those of a chat template."""
-
-
-class Found(NamedTuple):
-    """A model on disk, no weight read yet. ends: token ids that end a text."""
-
-    model: Model
-    config: Any
-    tokenizer: tokenizers.Tokenizer
-    ends: tuple[int, ...]
-    weights: Callable[[Tree | None], Tree]
-    """shardings of the `rest` table, or None for one device -> parameters."""
 
 
 class Speaker(NamedTuple):
@@ -65,52 +51,39 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
     return ids or [tokenizer.end if bos is None else bos]
 
 
-def find(path: str | Path, step: int | None = None) -> Found:
-    """The model at a path: a Hugging Face folder or a GGUF file.  Raises ValueError for what is neither."""
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise ValueError(f"There is nothing at {path}. Give the folder of a run, a Hugging Face folder, or a GGUF file.")
-    for fits, opened in OPENERS:
-        if fits(path):
-            return opened(path, step)
-    raise ValueError(f"{path} is neither the folder of a run (run.yaml), nor a Hugging Face folder (config.json), nor a GGUF file.")
+def tokenizer_of(found: Opened) -> tokenizers.Tokenizer:
+    """The tokenizer that lies with a model, with the start and end tokens of the run's recipe; control tokens in a prompt are read as such.
+    Raises ValueError where there is none, or one with more ids than the model has."""
+    if found.tokenizer is None:
+        raise ValueError(f"{found.name} has no tokenizer beside it. Copy its tokenizer.json there.")
+    given = {**found.info.get("recipe", {}).get("tokenizer", {}), "path": found.name, "control_text": "control"}
+    section = tokenizers.TokenizerSection(**given)
+    if isinstance(found.tokenizer, Path):
+        tokenizer = tokenizers.load(str(found.tokenizer), section)
+    else:
+        tokenizer = tokenizers.Tokenizer({name: text.encode() for name, text in found.tokenizer.items()}, section, found.name)
+    tokenizers.check_vocabulary(tokenizer.size, found.config.vocab, tokenizer.name)
+    return tokenizer
 
 
-def _from_hf(path: Path, step: int | None) -> Found:
-    return _found(hf.open_folder(path), tokenizers.load(str(path), SECTION.model_copy(update={"path": str(path)})))
-
-
-def _from_gguf(path: Path, step: int | None) -> Found:
-    opened = gguf.read(path)
-    made = opened.tokenizer()
-    files = {"tokenizer.json": made.json.encode(), "tokenizer_config.json": jsonlib.dumps(made.config).encode()}
-    return _found(opened.source, tokenizers.Tokenizer(files, SECTION, str(path)))
-
-
-def _found(source: Source, tokenizer: tokenizers.Tokenizer) -> Found:
-    """generation_config.json's end tokens win over config.json's, those over the tokenizer's."""
-    given = source.generation.get("eos_token_id")
-    ends = tokenizer.eos if given is None else tuple(given) if isinstance(given, list) else (given,)
-    return Found(source.model, source.config, tokenizer, ends, lambda where: load(source, where).weights)
-
-
-OPENERS: tuple[tuple[Callable[[Path], bool], Callable[[Path, int | None], Found]], ...] = (
-    (lambda path: (path / "config.json").is_file(), _from_hf),
-    (lambda path: path.is_file() and path.open("rb").read(4) == b"GGUF", _from_gguf),
-)
-"""(whether a path is of this kind, what opens it)."""
+def end_tokens(tokenizer: Any, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Token ids that end a text: all of generation_config.json's (in `generation`, config.json's stand where it has none), else the tokenizer's."""
+    given = generation.get("eos_token_id")
+    if given is None:
+        return tuple(dict.fromkeys((tokenizer.end, *tokenizer.eos)))
+    return tuple(given) if isinstance(given, list) else (given,)
 
 
 def speaker(path: str | Path, *, step: int | None = None, layout: str = "auto", precision: str = "fp32", gather: str = "layer") -> Speaker:
-    """A model read from disk.  step: which checkpoint of a run.  layout: the compact spelling; `auto` is one device.  precision: a key of DTYPES.
-    gather: as for `make_engine`."""
-    model, c, tokenizer, ends, weights = find(path, step)
-    tokenizers.check_vocabulary(tokenizer.size, c.vocab, tokenizer.name)
+    """A model read from disk: a run's folder, one checkpoint, a Hugging Face folder, a GGUF file.  step: which checkpoint of a run.
+    layout: the compact spelling; `auto` is one device.  precision: a key of DTYPES.  gather: as for `make_engine`."""
+    found = open_model(path, step)
+    model, c, tokenizer = found.model, found.config, tokenizer_of(found)
     lay = build("" if layout == "auto" else layout, c, c.max_seq)
     mesh = make_mesh(lay) if lay.devices > 1 else None
     engine = make_engine(model, c, mesh, lay, DTYPES[precision], gather)
-    params = weights(None if mesh is None else shardings(mesh, lay, "rest", model.specs(c)))
-    return Speaker(engine, engine.prepare(params), tokenizer, ends)
+    params = found.weights(None if mesh is None else shardings(mesh, lay, "rest", model.specs(c)))
+    return Speaker(engine, engine.prepare(params), tokenizer, end_tokens(tokenizer, found.generation))
 
 
 def generate_text(path: str | Path, prompts: Sequence[str], sampling: Sampling, **how: Any) -> list[Answer]:
@@ -142,7 +115,14 @@ def stream(path: str | Path, prompt: str, sampling: Sampling, out: TextIO | None
 
 
 def sampler(
-    model: Model, c: Any, mesh: Mesh | None, layout: Layout, tokenizer: Any, prompts: Sequence[str], sampling: Sampling, dtype: str = "float32"
+    model: Model,
+    c: Any,
+    mesh: Mesh | None,
+    layout: Layout,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    dtype: str = "float32",
 ) -> Callable[[Tree], list[str]]:
     """A function from parameters (in training, in the `rest` table) to the text behind each prompt; compiled once, for all the samples of a run.
     Asks for fewer new tokens where the model's context leaves no room, and keeps the end of a prompt that is longer than half of it."""
@@ -154,7 +134,7 @@ def sampler(
     def sample(params: Tree) -> list[str]:
         if not ids:
             return []
-        (found,) = answers(engine, engine.prepare(params), tokenizer, ids, requests(fits, len(ids)), tokenizer.eos)
+        (found,) = answers(engine, engine.prepare(params), tokenizer, ids, requests(fits, len(ids)), end_tokens(tokenizer, {}))
         return [answer.text for answer in found]
 
     return sample

@@ -46,13 +46,19 @@ class Sampling(Section):
     @model_validator(mode="after")
     def _check(self) -> "Sampling":
         refused = (
-            (not self.temperature >= 0, f"temperature {self.temperature} is negative. Use 0 for the likeliest token, or a positive number."),
+            (
+                not self.temperature >= 0,
+                f"temperature {self.temperature} is negative. Use 0 for the likeliest token, or a positive number.",
+            ),
             (self.top_k < 0, f"top_k {self.top_k} is negative. Use 0 to draw from all tokens."),
             (not 0 < self.top_p <= 1, f"top_p {self.top_p} is not above 0 and at most 1. Use 1 to draw from all tokens."),
             (not self.repetition_penalty > 0, f"repetition_penalty {self.repetition_penalty} is not positive. Use 1 for none."),
             (self.tokens < 1, f"tokens {self.tokens} asks for no text. Use at least 1."),
             (self.min_tokens < 0, f"min_tokens {self.min_tokens} is negative. Use 0 for no least number."),
-            (self.min_tokens > self.tokens, f"min_tokens {self.min_tokens} is more than tokens {self.tokens}. Lower one or raise the other."),
+            (
+                self.min_tokens > self.tokens,
+                f"min_tokens {self.min_tokens} is more than tokens {self.tokens}. Lower one or raise the other.",
+            ),
             ("" in self.stop, "A stop string is empty, and would end every text at once. Remove it."),
             (not 0 <= self.seed < 2**32, f"seed {self.seed} is not in 0 to {2**32 - 1}. Choose one that is."),
         )

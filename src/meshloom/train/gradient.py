@@ -35,10 +35,10 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
             total, sums = objective(bound, w, whole, rows, key)
-            return total * scale, sums
+            return total * (scale / count), sums
 
         grads, sums = accumulate(loss, w, batch)
-        grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / (count * scale), specs, grads, is_leaf=is_spec)
+        grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / scale, specs, grads, is_leaf=is_spec)
         sums = {name: scored if name == "tokens" else sum_over(a, lay.batch) for name, a in sums.items()}
         return grads, sums, global_norm(grads)
 

@@ -83,7 +83,10 @@ def train(run: Run, resume: bool = False) -> Outcome:
     """
     step = _make_step(run)
     keep = run.checkpoint
-    with Preemption(keep.grace) as ask, closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved:
+    with (
+        Preemption(keep.grace) as ask,
+        closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved,
+    ):
         state, loader, done, sample, partial = begin(run, step, saved, resume)
         with Metrics(run.folder, run.log.tensorboard, run.log.every, done) as metrics, _progress(run, done) as progress:
             hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
@@ -167,9 +170,18 @@ class Hooks:
         rows = self.run.eval.batches * self.run.eval.sequences
         got = score(self.judge, state.params, self.held.once(self.run.valid, rows))
         self.loss = got.loss
-        values = {"kind": "valid", "step": done, "loss": got.loss, "perplexity": got.perplexity, "accuracy": got.accuracy, "tokens": int(got.tokens)}
+        values = {
+            "kind": "valid",
+            "step": done,
+            "loss": got.loss,
+            "perplexity": got.perplexity,
+            "accuracy": got.accuracy,
+            "tokens": int(got.tokens),
+        }
         self.metrics.write(values)
-        self.progress.say(f"step {done:>6,}  validation loss {got.loss:.4f}  perplexity {got.perplexity:.2f}  over {int(got.tokens):,} tokens")
+        self.progress.say(
+            f"step {done:>6,}  validation loss {got.loss:.4f}  perplexity {got.perplexity:.2f}  over {int(got.tokens):,} tokens"
+        )
         self.saved.score(done, got.loss)
         self.progress.restart()
 

@@ -4,6 +4,7 @@ The device is never made to wait: a step's numbers are read when the next step h
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +32,8 @@ class Line(NamedTuple):
     skipped: int
 
     def tree(self) -> dict[str, Any]:
-        """As it is written."""
-        return {"kind": "train", **self._asdict()}
+        """As it is written; null for what is no number, such as the norm of a skipped step."""
+        return {"kind": "train", **{k: v if math.isfinite(v) else None for k, v in self._asdict().items()}}
 
 
 class Interval:
@@ -60,8 +61,9 @@ class Interval:
             return None
         (step, told), self.waiting = self.waiting, None
         self.last = {name: float(value) for name, value in jax.device_get(told).items()}
-        for name in SUMS:
-            self.sums[name] += self.last[name]
+        if math.isfinite(self.last["loss"]) and math.isfinite(self.last["norm"]):  # a skipped step is counted, but is no part of the mean
+            for name in SUMS:
+                self.sums[name] += self.last[name]
         return self.line(step) if step % self.every == 0 else None
 
     def rest(self, step: int) -> Line | None:
@@ -70,10 +72,11 @@ class Interval:
 
     def line(self, step: int) -> Line:
         """The line of the interval that ends with this step; the next begins empty."""
-        s, self.sums = self.sums, dict.fromkeys(SUMS, 0.0)
-        tokens = max(s["tokens"], 1.0)
-        last = self.last
-        return Line(step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"]))
+        s, self.sums, last = self.sums, dict.fromkeys(SUMS, 0.0), self.last
+        tokens = s["tokens"] or math.nan
+        return Line(
+            step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"])
+        )
 
 
 class Metrics:

@@ -62,7 +62,7 @@ class Progress:
             self.bar.update(self.bar.task_ids[0], told=text)
         elif self.show:
             left = (time.perf_counter() - self.begun) / max(1, self.done - self.first) * (self.steps - self.done)
-            print(f"step {line.step:>6,}/{self.steps:,}  {text}  left {left / 60:.0f}:{left % 60:02.0f}", flush=True)
+            print(f"step {line.step:>6,}/{self.steps:,}  {text}  left {duration(left)}", flush=True)
 
     def say(self, text: str) -> None:
         """A sentence above the bar."""
@@ -72,12 +72,26 @@ class Progress:
             print(text, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03, or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def _bar(steps: int, start: int):
     """A bar with step, loss, speed and time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Rich
 
-    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[told]}"))
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
     bar = Rich(*columns, refresh_per_second=4)
     bar.add_task("", total=steps, completed=start, told="compiling")
     return bar

@@ -51,7 +51,9 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
 
     if lay.devices == 1:
         return jax.jit(local)
-    mapped = jax.shard_map(local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(plan)), out_specs=PartitionSpec())
+    mapped = jax.shard_map(
+        local, mesh=plan.mesh, in_specs=(partitions(lay, "rest", specs), batch_partition(plan)), out_specs=PartitionSpec()
+    )
     return jax.jit(mapped, in_shardings=(shardings(plan.mesh, lay, "rest", specs), batch_shardings(plan)))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,8 @@ from meshloom.core.config import to_tree
 from meshloom.core.tree import Tree
 from meshloom.weights import hf
 from meshloom.weights.checkpoint import Checkpoints
-from meshloom.weights.load import check as check_source
 from meshloom.weights.folder import check_free, whole_folder
+from meshloom.weights.load import check as check_source
 from meshloom.weights.opened import Opened, open_model
 from meshloom.weights.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
 from meshloom.weights.rows import make_map

@@ -13,7 +13,7 @@ from meshloom.core.spec import abstract, is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
-from meshloom.weights import checkpoint, gguf, hf
+from meshloom.weights import checkpoint, gguf, hf, stored
 from meshloom.weights.load import Source, load
 
 
@@ -41,11 +41,13 @@ def open_model(path: str | Path, step: int | None = None) -> Opened:
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"There is no {path}. Give the folder of a run or of a Hugging Face model, or a GGUF file.")
-    checkpoint.refuse_pickle(path)
+    stored.refuse_pickle(path)
     for is_kind, opened in KINDS:
         if is_kind(path):
             return opened(path, step)
-    raise ValueError(f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file.")
+    raise ValueError(
+        f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file."
+    )
 
 
 def _gguf(path: Path, step: int | None) -> Opened:
@@ -80,7 +82,7 @@ KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path, int | None], Opened]]
 
 def _choose(folder: Path, step: int | None) -> Path:
     """The checkpoint of a step, or the newest that is whole."""
-    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and checkpoint.whole(p))
+    steps = sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal() and stored.whole(p))
     if not steps:
         raise FileNotFoundError(f"{folder} holds no whole checkpoint yet. Train first, or give a Hugging Face folder.")
     if step is not None and step not in steps:
@@ -90,7 +92,7 @@ def _choose(folder: Path, step: int | None) -> Path:
 
 def _one(path: Path, tokenizer: Path) -> Opened:
     """A checkpoint of ours: the weights alone, without the optimizer's state."""
-    info = checkpoint.read_info(path)
+    info = stored.read_info(path)
     fields = dict(info["model"])
     model = MODELS[fields.pop("family")]
     c = load_section(model.Config, fields, str(path / "info.json"))

@@ -28,14 +28,16 @@ def same_bits(before: Tree, after: Tree, what: str) -> Proof:
 
 
 def same_logits(ours: np.ndarray, theirs: np.ndarray, limit: float) -> Proof:
-    """Compares logits [batch, seq, vocab] at every position.  limit: on the largest difference, and on the mean KL divergence in nats."""
+    """Compares logits [batch, seq, vocab] at every position.  limit: on the mean KL divergence in nats, and on the largest difference of
+    logits up to 10 in size; beyond that in proportion, as the rounding of fp32 is."""
     wide = [np.asarray(x, np.float64) for x in (ours, theirs)]
     p, q = (x - x.max(-1, keepdims=True) for x in wide)
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
     largest, kl = float(np.abs(wide[0] - wide[1]).max()), float((np.exp(q) * (q - p)).sum(-1).mean())
     top = float((wide[0].argmax(-1) == wide[1].argmax(-1)).mean())
-    equal = largest <= limit and kl <= limit
-    line = f"logits against transformers: largest difference {largest:.2e} (limit {limit:.0e}), KL {max(kl, 0):.2e} nats, same first token {top:.2%}"
+    allowed = limit * max(1.0, float(np.abs(wide[1]).max()) / 10)
+    equal = largest <= allowed and kl <= limit
+    line = f"logits against transformers: largest difference {largest:.2e} (limit {allowed:.1e}), KL {max(kl, 0):.2e} nats, same first token {top:.2%}"
     return Proof((line + ("" if equal else ": DIFFER"),), equal)
 
 

@@ -1,0 +1,98 @@
+"""Lines are token-weighted over their interval, and the same bytes after a crash and a resume."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from meshloom.train.metrics import METRICS, Interval, Metrics, read
+
+
+def told(loss: float, tokens: float, **more: float) -> dict:
+    values = {
+        "loss": loss,
+        "tokens": tokens,
+        "correct": 0.0,
+        "z": 0.0,
+        "norm": 1.0,
+        "lr": 0.1,
+        "scale": 1.0,
+        "skipped": 0,
+        "consecutive": 0,
+    }
+    return {name: jnp.float32(value) for name, value in (values | more).items()}
+
+
+def test_interval_weighs_by_tokens():
+    """C98: one step with 1 token of 4.0, one with 3 of 1.0: 1.75, not 2.5."""
+    interval = Interval(2)
+    assert interval.push(1, told(4.0, 1)) is None
+    assert interval.push(2, told(3.0, 3, lr=0.2)) is None, "a step is read one step later"
+    line = interval.read()
+    assert line is not None
+    assert (line.step, line.loss, line.tokens) == (2, 1.75, 4)
+    assert line.lr == pytest.approx(0.2)
+
+
+def test_partial_interval_survives():
+    """What a checkpoint in the middle of an interval keeps gives the same line as no stop at all."""
+    one, two = Interval(3), Interval(3)
+    one.push(1, told(4.0, 1))
+    one.read()
+    kept = json.loads(json.dumps(one.state))
+    one.push(2, told(2.0, 2)), one.push(3, told(9.0, 1))
+    again = Interval(3, kept)
+    again.push(2, told(2.0, 2)), again.push(3, told(9.0, 1))
+    two.push(1, told(4.0, 1)), two.push(2, told(2.0, 2)), two.push(3, told(9.0, 1))
+    assert again.read() == one.read() == two.read()
+
+
+def test_a_skipped_step_is_no_part_of_the_mean():
+    """Its loss is not a number; the line stays valid JSON."""
+    interval = Interval(2)
+    interval.push(1, told(4.0, 2))
+    interval.push(2, told(float("nan"), 5, norm=float("inf"), skipped=1))
+    line = interval.read()
+    assert line is not None and (line.loss, line.tokens, line.skipped) == (2.0, 2, 1)
+    assert json.loads(json.dumps(line.tree(), allow_nan=False))["norm"] is None
+
+
+def test_state_is_a_copy():
+    """The state of a save that is still being written does not change under it."""
+    interval = Interval(5)
+    interval.push(1, told(1.0, 1))
+    interval.read()
+    state = interval.state
+    interval.push(2, told(1.0, 1))
+    interval.read()
+    assert state["sums"]["tokens"] == 1
+
+
+def test_resume_cuts_what_is_written_again(tmp_path):
+    """Lines after the resumed step go, and those about its state; a half-written last line goes."""
+    lines = [
+        {"kind": "train", "step": 2},
+        {"kind": "train", "step": 4},
+        {"kind": "valid", "step": 4, "loss": 1.0},
+        {"kind": "train", "step": 6},
+    ]
+    raw = "".join(json.dumps(x) + "\n" for x in lines) + '{"kind": "tra'
+    (tmp_path / METRICS).write_text(raw)
+    with Metrics(tmp_path, False, 2, 4) as metrics:
+        metrics.write({"kind": "valid", "step": 4, "loss": 2.0})
+    assert [x["step"] for x in read(tmp_path, "train")] == [2, 4]
+    assert [x["loss"] for x in read(tmp_path, "valid")] == [2.0]
+
+
+def test_resume_cuts_a_short_last_interval(tmp_path):
+    """The line of an interval that the run's end cut short is not kept: the resumed run writes the whole one."""
+    (tmp_path / METRICS).write_text("".join(json.dumps({"kind": "train", "step": s}) + "\n" for s in (3, 4)))
+    with Metrics(tmp_path, False, 3, 4):
+        pass
+    assert [x["step"] for x in read(tmp_path, "train")] == [3]
+
+
+def test_tensorboard(tmp_path):
+    with Metrics(tmp_path, True, 1) as metrics:
+        metrics.write({"kind": "train", "step": 1, "loss": 3.0})
+    assert list((tmp_path / "tensorboard").iterdir())

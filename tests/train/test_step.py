@@ -1,0 +1,104 @@
+"""The step: skipping, averaging, precision, the loss scale, and what it leaves alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.tiny import recipe
+
+from meshloom.core.tree import named_leaves
+from meshloom.objectives.lm import lm
+from meshloom.recipes import launch
+from meshloom.train.feed import Feed
+from meshloom.train.schedule import make_schedule
+from meshloom.train.step import make_step
+
+
+def program(tmp_path, **over):
+    config = recipe(tmp_path, **over)
+    chosen = launch.choose(config)
+    schedule = make_schedule(config.schedule, config.optimizer.lr, 10)
+    step = make_step(chosen.model, chosen.config, chosen.plan, lm(config.train.z_loss), config.optimizer, schedule, config.train, 0, 1)
+    data = launch.prepare(config, chosen.config.vocab, progress=False).sets.train
+    batch = next(Feed(step.batch_shardings, chosen.plan.micro, config.batch.sequences, config.data.seq).train(data, 0))
+    return step, batch
+
+
+def arrays(tree) -> dict[str, np.ndarray]:
+    return {name: np.array(a) for name, a in named_leaves(tree).items()}
+
+
+def test_average_of_weights(tmp_path):
+    """ema is decay * ema + (1 - decay) * new, from the first weights on."""
+    step, batch = program(tmp_path, train={"ema": 0.75})
+    state = step.start(None)
+    before = arrays(state.params)
+    state, _ = step.run(state, batch)
+    after, ema = arrays(state.params), arrays(state.ema)
+    for name in before:
+        np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * after[name], rtol=1e-5, atol=1e-7)
+    assert any(np.abs(after[name] - before[name]).max() > 1e-3 for name in before)
+
+
+def test_non_finite_step_changes_nothing_and_is_counted(tmp_path):
+    """C58: weights, moments and average stay bit for bit; the counter goes up; the next good step works."""
+    step, batch = program(tmp_path, train={"ema": 0.9})
+    state = step.start(None)
+    state, _ = step.run(state, batch)
+    before = arrays((state.params, state.opt, state.ema))
+    bad = jax.tree.map(lambda a: a, batch)
+    bad = type(batch)(**{**batch.__dict__, "weights": batch.weights * jnp.inf})
+    state, told = step.run(state, bad)
+    after = arrays((state.params, state.opt, state.ema))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert int(told["skipped"]) == 1 and int(told["consecutive"]) == 1 and int(state.step) == 2
+    state, told = step.run(state, batch)
+    assert int(told["skipped"]) == 1 and int(told["consecutive"]) == 0 and np.isfinite(float(told["norm"]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_precisions_learn_with_fp32_masters(precision, tmp_path):
+    step, batch = program(tmp_path, train={"precision": precision})
+    state = step.start(None)
+    losses = []
+    for _ in range(4):
+        state, told = step.run(state, batch)
+        losses.append(float(told["loss"] / told["tokens"]))
+    assert losses[-1] < losses[0] - 0.3
+    assert {str(a.dtype) for a in jax.tree.leaves((state.params, state.opt.mu))} == {"float32"}
+    assert float(told["scale"]) == (2.0**16 if precision == "fp16" else 1.0)
+
+
+def test_loss_scale_does_not_change_the_gradient(tmp_path):
+    """The norm that is reported and clipped is that of the unscaled gradient."""
+    norms = []
+    for precision in ("fp32", "fp16"):
+        step, batch = program(tmp_path, train={"precision": precision})
+        _, told = step.run(step.start(None), batch)
+        norms.append(float(told["norm"]))
+    assert norms[1] == pytest.approx(norms[0], rel=2e-2)
+
+
+def test_micro_batches_do_not_change_the_step(tmp_path):
+    """Very unequal token counts in the parts, and the same loss, norm and weights."""
+    got = []
+    for micro in (1, 2, 4):
+        step, batch = program(tmp_path, batch={"micro_batches": micro})
+        state, told = step.run(step.start(None), batch)
+        got.append((float(told["loss"]), float(told["norm"]), arrays(state.params)))
+    for loss, norm, params in got[1:]:
+        assert loss == pytest.approx(got[0][0], rel=1e-6) and norm == pytest.approx(got[0][1], rel=1e-5)
+        for name, a in params.items():
+            np.testing.assert_allclose(a, got[0][2][name], atol=2e-5, err_msg=name)
+
+
+def test_weight_decay_spares_gains(tmp_path):
+    """C05: with a gradient of zero, matrices shrink by lr x decay and gains stay bit for bit."""
+    step, batch = program(tmp_path, optimizer={"kind": "sgd", "momentum": 0.0, "nesterov": True, "lr": 0.1, "weight_decay": 0.1})
+    state = step.start(None)
+    before = arrays(state.params)
+    silent = type(batch)(**{**batch.__dict__, "weights": batch.weights * 0})
+    state, _ = step.run(state, silent)
+    for name, a in arrays(state.params).items():
+        expected = before[name] if "norm" in name else before[name] * np.float32(0.99)
+        np.testing.assert_allclose(a, expected, rtol=0 if "norm" in name else 1e-6, err_msg=name)
