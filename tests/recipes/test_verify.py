@@ -108,7 +108,7 @@ def test_prints_tables_and_returns_whether_all_agree(monkeypatch, capsys, rows) 
     config = load_recipe("quickstart", ODD)
     monkeypatch.setattr(own, "check", lambda case, layouts, steps, say: iter([rows["data=8"], rows["tensor=3"]]))
     assert own.verify(config, ("data=8",), 5)
-    assert "refused: 8 heads" in capsys.readouterr().out.replace("\n", " ")
+    assert "tensor=3 is refused: 8 heads cannot" in capsys.readouterr().out
     broken = rows["data=8"]._replace(start=False)
     monkeypatch.setattr(own, "check", lambda case, layouts, steps, say: iter([broken]))
     assert not own.verify(config, ("data=8",), 5)

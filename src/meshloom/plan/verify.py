@@ -140,7 +140,7 @@ def tables(rows: list[Row], steps: int) -> list[Any]:
         equal.add_column(name, justify="left" if name in ("layout", "") else "right")
     for row in rows:
         if row.refused:
-            equal.add_row(row.spelling, *["-"] * 6, f"refused: {row.refused}")
+            equal.add_row(row.spelling, *["-"] * 6, "refused")
             continue
         marks = [_mark(f"{row.differences[name]:.1e}", row.differences[name] <= limit) for name, limit in NEAR.items()]
         stored, arrays, size = sum(s.found for s in row.stored), sum(x.found[0] for x in row.moved), sum(x.found[1] for x in row.moved)

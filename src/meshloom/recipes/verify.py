@@ -73,9 +73,12 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
             rows.append(row)
     for table in tables(rows, steps):
         console.print(table)
+    for row in rows:
+        if row.refused:
+            console.print(f"{row.spelling} is refused: {row.refused}", soft_wrap=True, highlight=False)
     wrong = [f"{row.spelling}: {said}" for row in rows for said in row.wrong]
     for line in wrong:
-        console.print(f"[red]{line}[/]")
+        console.print(line, style="red", soft_wrap=True, highlight=False)
     return not wrong
 
 

@@ -1,0 +1,71 @@
+"""The tables of docs/layouts, made from the code: `PYTHONPATH=src:tests python -m layouts.pages` writes them into the pages."""
+
+import re
+from pathlib import Path
+
+from meshloom.core.layout import TABLES
+from meshloom.parallel.table import STRATEGIES, build, parse
+from meshloom.plan.cost import shapes, step_cost, wire_bytes
+from meshloom.plan.memory import stored
+from meshloom.recipes.launch import model_of
+from meshloom.recipes.load import load_recipe
+from meshloom.runner.run import How
+
+FOLDER = Path(__file__).parents[2] / "docs" / "layouts"
+MARK = re.compile(r"(<!-- (splits|traffic|memory): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SEQ, SEQUENCES, MICRO = 256, 16, 2
+
+
+def table(head: tuple[str, ...], rows: list[tuple]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def splits(names: str) -> str:
+    """Which axes a strategy splits in each table of a layout."""
+    rows = []
+    for name in names.split():
+        layout = STRATEGIES[name].layout(2)
+        cells = (", ".join(f"{axis}: {' x '.join(over)}" for axis, over in getattr(layout, t).items()) or "-" for t in TABLES)
+        rows.append((f"`{name}`", *cells))
+    return table(("strategy", *TABLES), rows)
+
+
+def quickstart():
+    """The model of the quickstart recipe."""
+    model, c, _ = model_of(load_recipe("quickstart"))
+    return model, c
+
+
+def traffic(spelling: str) -> str:
+    """What one step of the quickstart model moves."""
+    model, c = quickstart()
+    layout = build(spelling, c, SEQ)
+    cost = step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32"))
+    rows = [(m.why, m.kind, " x ".join(m.axes), f"{m.count:,}", f"{m.bytes:,}", f"{wire_bytes(m, layout):,.0f}") for m in cost]
+    sent = sum(wire_bytes(m, layout) for m in cost)
+    return table(("why", "kind", "over", "arrays", "bytes", "sent by a device"), [*rows, ("all", "", "", "", "", f"{sent:,.0f}")])
+
+
+def memory(spellings: str) -> str:
+    """Bytes of the quickstart model's parameters on one device between steps."""
+    model, c = quickstart()
+    rows = []
+    for spelling in spellings.split(", "):
+        assert parse(spelling) is not None
+        rows.append((f"`{spelling or 'one device'}`", f"{stored(build(spelling, c, SEQ), model.specs(c)):,}"))
+    return table(("layout", "fp32 parameters on a device, bytes"), rows)
+
+
+TABLE = {"splits": splits, "traffic": traffic, "memory": memory}
+
+
+def fresh(text: str) -> str:
+    """A page with its tables made again."""
+    return MARK.sub(lambda m: m[1] + TABLE[m[2]](m[3]) + "\n" + m[5], text)
+
+
+if __name__ == "__main__":
+    for page in FOLDER.glob("*.md"):
+        page.write_text(fresh(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,50 @@
+"""The compact spelling: what it reads, what it refuses, and the layout that it builds."""
+
+import pytest
+from programs import config
+
+from meshloom.parallel.table import STRATEGIES, build, default, parse, spell
+
+
+def test_reads_in_the_order_of_the_mesh() -> None:
+    asked = parse("tensor=2 sequence data=2 zero3=4")
+    assert asked == {"data": 2, "zero3": 4, "tensor": 2, "sequence": 2} and list(asked) == ["data", "zero3", "tensor", "sequence"]
+    assert spell(asked) == "data=2 zero3=4 tensor=2 sequence" and spell({}) == "one device"
+
+
+@pytest.mark.parametrize(
+    "spelling, said",
+    [
+        ("zeor3=2", "'zeor3' in layout 'zeor3=2' is not a strategy. Did you mean 'zero3'"),
+        ("data=2 data=4", "'data' stands twice"),
+        ("data", "'data' in layout 'data' needs a number of devices, such as 'data=2'"),
+        ("data=0", "needs a number of devices"),
+        ("tensor=2 sequence=2", "'sequence' takes no number"),
+        ("sequence", "which layout 'sequence' lacks. Add 'tensor=2'"),
+        ("zero1=2 zero3=2", "asks for zero1 and zero3. Choose one ZeRO stage"),
+    ],
+)
+def test_refuses(spelling, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse(spelling)
+
+
+def test_builds_products() -> None:
+    _, c = config("llama")
+    lay = build("data=2 zero3=2 tensor=2 sequence", c, 16)
+    assert dict(lay.sizes) == {"data": 2, "zero": 2, "tensor": 2} and lay.batch == ("data", "zero") and lay.work == ("tensor",)
+    assert build("data=1 tensor=1", c, 16).devices == 1
+
+
+def test_key_heads_split_where_they_divide() -> None:
+    _, c = config("llama")
+    assert build("tensor=2", c, 16).acts["kv_heads"] == ("tensor",) and "kv_heads" not in build("tensor=4", c, 16).acts
+
+
+def test_default_is_zero3_where_the_width_divides() -> None:
+    _, c = config("llama")
+    assert (default(1, c), default(8, c), default(6, c)) == ("", "zero3=8", "data=6")
+
+
+def test_every_strategy_says_what_it_does() -> None:
+    assert all(s.summary and s.name == name for name, s in STRATEGIES.items())

@@ -1,0 +1,49 @@
+"""ZeRO's three stages by their formula, counted by hand, and what they refuse."""
+
+import pytest
+from programs import config
+
+from meshloom.parallel.table import build
+from meshloom.plan.cost import shapes, step_cost
+from meshloom.runner.run import How
+
+# parameters with an embed axis: 7 matrices and 2 gains in each of 2 layers, embedding of 384 rows, last gain
+LAYER = 4 * 32 * 8 * 8 + 3 * 32 * 48 + 2 * 32
+OUTER = 384 * 32 + 32
+KINDS = {
+    # stage: (gathers, their elements, scatters, their elements) for m micro-batches
+    1: lambda m: (11, 2 * LAYER + OUTER, 11, 2 * LAYER + OUTER),
+    2: lambda m: (11, 2 * LAYER + OUTER, m * 20, m * (2 * LAYER + OUTER)),
+    3: lambda m: (m * 38, m * (4 * LAYER + OUTER), m * 20, m * (2 * LAYER + OUTER)),
+}
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+@pytest.mark.parametrize("stage", KINDS)
+def test_gathers_and_scatters(stage, micro) -> None:
+    model, c = config("llama_plain", head=8)
+    lay = build(f"zero{stage}=2", c, 16)
+    cost = step_cost(f"zero{stage}=2", shapes(model, c, lay, 16, 8, micro, How(), "float32"))
+    count = lambda kind: tuple(sum(getattr(x, part) for x in cost if x.kind == kind) for part in ("count", "bytes"))
+    gathers, gathered, scatters, scattered = KINDS[stage](micro)
+    assert count("all-gather") == (gathers, 4 * gathered) and count("reduce-scatter") == (scatters, 4 * scattered)
+    # nothing here lacks an embed axis: sums for the log, and one number for the norm
+    assert count("all-reduce") == (5, 20)
+
+
+def test_bf16_halves_all_but_the_scatter_of_summed_gradients() -> None:
+    model, c = config("llama_plain", head=8)
+
+    def size(stage, dtype, kind):
+        lay = build(f"zero{stage}=2", c, 16)
+        return sum(x.bytes for x in step_cost(f"zero{stage}=2", shapes(model, c, lay, 16, 8, 1, How(), dtype)) if x.kind == kind)
+
+    assert size(1, "bfloat16", "all-gather") * 2 == size(1, "float32", "all-gather")
+    assert size(1, "bfloat16", "reduce-scatter") == size(1, "float32", "reduce-scatter")
+    assert size(3, "bfloat16", "reduce-scatter") * 2 == size(3, "float32", "reduce-scatter")
+
+
+def test_refuses_a_width_that_does_not_divide() -> None:
+    _, c = config("gpt2", embed=24, heads=4)
+    with pytest.raises(ValueError, match="ZeRO splits parameters along embed, and embed 24 cannot be split over 16 devices.*Use one of 1, 2, 3, 4"):
+        build("zero2=16", c, 16)

@@ -1,0 +1,51 @@
+"""The plan in numbers, with nothing allocated."""
+
+import jax
+import pytest
+
+from meshloom.plan.explain import brief, lines, number, size
+from meshloom.recipes.launch import choose, describe_plan, explained
+from meshloom.recipes.load import load_recipe
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_recipe("quickstart", ["layout=data=2 zero3=2 tensor=2", "train.ema=0.9"])
+
+
+def test_allocates_nothing(config) -> None:
+    before = {id(a) for a in jax.live_arrays()}
+    text = describe_plan(config, choose(config))
+    assert {id(a) for a in jax.live_arrays()} <= before and len(text) > 40
+
+
+def test_a_huge_model_is_explained_at_once() -> None:
+    big = ["layout=zero3=8", "model.layers=80", "model.embed=8192", "model.heads=64", "model.kv_heads=8", "model.ffn=28672", "model.vocab=128256"]
+    config = load_recipe("quickstart", [*big, "train.runner=scan"])
+    e = explained(config, choose(config))
+    assert 69e9 < e.parameters < 70e9 and e.stored["parameters"] == pytest.approx(e.parameters * 4 / 8, rel=1e-3)
+
+
+def test_numbers(config) -> None:
+    e = explained(config, choose(config))
+    c = config.model.config
+    layer = 2 * 256 * 8 * 32 + 2 * 256 * 4 * 32 + 3 * 256 * 688
+    products = 4 * layer + 4096 * 256
+    # a token sees (256 + 1) / 2 keys on average; two products of 8 heads of 32 in each of 4 layers
+    attention = 4 * 4 * 8 * 32 * 257 / 2
+    assert e.flops == pytest.approx(3 * (2 * products + attention) * e.tokens) and e.tokens == 16 * c.max_seq
+    assert e.stored["average"] == e.stored["parameters"] and e.stored["optimizer"] == 2 * e.stored["parameters"] + 4
+    assert sum(a.bytes for a in e.arrays) == e.stored["parameters"]
+
+
+def test_text_names_every_part(config) -> None:
+    e = explained(config, choose(config))
+    text = "\n".join(lines(e))
+    for words in ("layers.attn.q", "4 x 256 x 8 x 32", "4 x 128 x 4 x 32", "reduce-scatter", "in a step, estimate", "gradients, every micro-batch"):
+        assert words in text
+    assert len(brief(e)) == 4 and "data=2 x zero3=2 x tensor=2" in brief(e)[1]
+
+
+def test_units() -> None:
+    assert (size(512), size(1536), size(3 << 30), size(5 << 40)) == ("512 B", "1.5 KiB", "3.0 GiB", "5.0 TiB")
+    assert (number(12), number(3.2e12)) == ("12.00 ", "3.20 T")

@@ -1,0 +1,75 @@
+"""The shrunken model, the default layouts, and the tables."""
+
+import pytest
+from programs import config
+
+from meshloom.models.table import MODELS
+from meshloom.parallel.table import build
+from meshloom.plan.cost import Line
+from meshloom.plan.verify import LAYOUTS, SEQ, Row, Stored, needs_devices, refused, shrink, tables
+
+
+def test_keeps_what_makes_a_model_odd() -> None:
+    model = MODELS["llama"]
+    c = model.Config(variant="qwen2", layers=24, embed=896, heads=14, kv_heads=2, ffn=4864, vocab=151936, window=4096, max_seq=32768)
+    small = shrink(model, c)
+    assert (small.heads, small.kv_heads, small.qkv_bias, small.vocab_padded - small.vocab) == (14, 2, True, c.vocab_padded - c.vocab)
+    assert small.layers == 2 and small.window < SEQ and small.vocab < 300 and small.embed < 128
+    for n in (2, 4, 8):
+        assert (small.embed % n, small.ffn % n) == (c.embed % n, c.ffn % n)
+
+
+@pytest.mark.parametrize("heads, kv_heads, want", [(32, 8, (32, 8)), (96, 1, (96, 1)), (48, 48, (8, 8)), (15, 5, (3, 1)), (8, 2, (8, 2))])
+def test_heads_keep_ratio_and_shares(heads, kv_heads, want) -> None:
+    model, c = config("llama_plain", heads=heads, kv_heads=kv_heads, head=4, embed=64)
+    assert (shrink(model, c).heads, shrink(model, c).kv_heads) == want
+
+
+def test_keeps_a_pattern_of_layers() -> None:
+    more = dict(variant="smollm3", qk_norm=False, qkv_bias=False, o_bias=False)
+    model, c = config("llama", layers=24, rotary_layers=(True, True, True, False) * 6, **more)
+    assert shrink(model, c).rotary_layers == (True, True, True, False) * 2
+
+
+def test_partial_rotary_still_turns() -> None:
+    model, c = config("neox", embed=512, heads=8)
+    small = shrink(model, c)
+    assert int(small.head * small.rope.partial) % 2 == 0 and small.head == 8 and small.parallel
+
+
+def test_a_small_model_stays_as_it_is() -> None:
+    model, c = config("llama", vocab=129)
+    assert shrink(model, c) == c
+
+
+def test_admits_what_the_model_admits() -> None:
+    model, c = config("llama", embed=96, ffn=100)
+    small = shrink(model, c)
+    for spelling in LAYOUTS:
+        said = []
+        for which in (c, small):
+            try:
+                build(spelling, which, SEQ)
+                said.append(True)
+            except ValueError:
+                said.append(False)
+        assert said[0] == said[1], spelling
+
+
+def test_devices_that_the_layouts_need() -> None:
+    assert needs_devices(()) == 8 and needs_devices(("tensor=4 sequence", "data=2 tensor=2")) == 4
+
+
+def test_tables_show_what_differs() -> None:
+    from rich.console import Console
+
+    line = Line("all-reduce", ("data", "zero"), (3, 1000), (2, 900))
+    near = {"loss": 1e-7, "gradient": 1e-3, "norm": 0.0, "weights": 1e-6}
+    row = Row("data=2 zero1=2", near, "norm", True, True, (Stored("params", 10, 10),), (line,))
+    console = Console(width=200, record=True)
+    for table in tables([row, refused("tensor=3", "8 heads cannot be split")], 5):
+        console.print(table)
+    text = console.export_text()
+    for words in ("Against one device, 5 steps", "1.0e-03", "differs", "refused", "data x zero", "1,000", "900"):
+        assert words in text
+    assert row.wrong == ["gradient differs by 1.0e-03", "all-reduce over data x zero: 3 arrays, 1,000 bytes; formula 2, 900"]

@@ -1,0 +1,55 @@
+"""The loop over layers: runners and remats compute the same, keep what they say, and hold no weight twice."""
+
+import pytest
+from programs import config, gradient, same
+
+from meshloom.models.base import Kind
+from meshloom.runner.run import Stack, stacks
+
+A, B = Kind(), Kind(window=8)
+
+
+@pytest.mark.parametrize(
+    "kinds, want",
+    [
+        ((A, A, A), [Stack(0, (A,), 3)]),
+        ((A, B, A, B), [Stack(0, (A, B), 2)]),
+        ((B, B, B, A, B, B, B, A), [Stack(0, (B, B, B, A), 2)]),
+        ((A, A, B, A, A, A, A, A, A, A, A), [Stack(0, (A,), 2), Stack(2, (B,), 1), Stack(3, (A,), 8)]),
+    ],
+)
+def test_stacks_are_repeated_units(kinds, want) -> None:
+    assert stacks(kinds) == want
+
+
+@pytest.mark.parametrize("runner, remat", [("unroll", "none"), ("unroll", "full"), ("scan", "selective"), ("scan", "full")])
+def test_every_row_computes_the_same(runner, remat) -> None:
+    same(gradient("llama", "", 1, runner, remat), gradient("llama", "", 1))
+
+
+def test_layers_of_several_kinds() -> None:
+    more = (("layers", 4), ("variant", "smollm3"), ("qk_norm", False), ("qkv_bias", False), ("o_bias", False), ("rotary_layers", (True, False, True, False)))
+    model, c = config("llama", **dict(more))
+    assert [s.repeat for s in stacks(model.kinds(c))] == [2]
+    same(gradient("llama", "zero3=2", 1, "scan", "full", more=more), gradient("llama", "", 1, "unroll", more=more))
+
+
+def test_remat_keeps_less() -> None:
+    more = (("layers", 6),)
+    none, some, full = (gradient("llama", "", 1, "scan", remat, sequences=32, more=more).temp for remat in ("none", "selective", "full"))
+    assert full < some < none and full < 0.6 * none
+
+
+def test_no_weight_is_kept_twice() -> None:
+    """With one short row, a layer's weights are far more than its activations: a copy of each layer's weights would show."""
+    more = (("layers", 6), ("embed", 64), ("ffn", 512))
+    small = gradient("llama_plain", "", 1, "scan", "none", sequences=1, more=more)
+    layers = sum(a.nbytes for name, a in small.grads.items() if name.startswith("layers"))
+    assert small.temp < layers
+
+
+def test_zero3_never_holds_all_layers() -> None:
+    more = (("layers", 6), ("embed", 64), ("ffn", 512))
+    whole, split = (gradient("llama_plain", spelling, 1, "scan", "none", more=more) for spelling in ("zero2=8", "zero3=8"))
+    layers = sum(a.nbytes for name, a in split.grads.items() if name.startswith("layers"))
+    assert whole.temp - split.temp > 0.5 * layers and split.temp < layers, (whole.temp, split.temp, layers)
