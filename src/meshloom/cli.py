@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from . import __version__, cli_base, cli_data
-from .cli_base import DISAGREES, MISTAKE, OK, Machine
+from meshloom import __version__, cli_base, cli_data
+from meshloom.cli_base import DISAGREES, MISTAKE, OK, Machine
 
 app = App(
     name="meshloom",
@@ -15,7 +15,8 @@ app = App(
     help="Train, fine-tune, evaluate and run language models on any mesh of devices.",
     help_format="plaintext",  # the default loads a Markdown parser
     suppress_keyboard_interrupt=False,
-    help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; 75 stopped by a signal, with a checkpoint; 128 + signal when stopped without.",
+    help_epilogue="Exit code: 0 done; 1 a check found a difference; 2 a mistake in the input; 70 a bug; "
+    "75 stopped by a signal, with a checkpoint; 128 + signal: without.",
 )
 app.command(cli_data.app)
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
@@ -62,8 +63,8 @@ def train(
         Print the plan (shapes, layout, bytes per device, FLOPs per step) and allocate nothing.
     """
     world = cli_base.start(machine)
-    from .recipes import folder, launch
-    from .recipes.load import load_recipe
+    from meshloom.recipes import folder, launch
+    from meshloom.recipes.load import load_recipe
 
     config = load_recipe(recipe, set_)
     if dry_run:
@@ -74,7 +75,7 @@ def train(
     if out is None and resume and (Path(recipe) / "run.yaml").is_file():
         out = Path(recipe)
     place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
-    from .train import preempt
+    from meshloom.train import preempt
 
     outcome = launch.train(config, place, resume=resume)
     return OK if outcome.signal is None else preempt.EXIT_CODE
@@ -116,7 +117,7 @@ def evaluate(
         Print one JSON object.
     """
     cli_base.start(machine)
-    from .recipes import evaluate as worker
+    from meshloom.recipes import evaluate as worker
 
     scores = worker.evaluate(run, data, step=step, sequences=sequences, limit=limit, layout=layout, seq=seq)
     worker.show(scores, json=json)
@@ -183,9 +184,9 @@ def generate(
         Print one JSON object a prompt.
     """
     cli_base.start(machine)
-    from .core.config import load
-    from .serve import generate as worker
-    from .serve.sampling import Sampling
+    from meshloom.core.config import load
+    from meshloom.serve import generate as worker
+    from meshloom.serve.sampling import Sampling
 
     prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
     if not prompts:
@@ -239,7 +240,7 @@ def convert(
         Read the result again and compare every tensor, bit for bit.
     """
     cli_base.start(machine)
-    from .weights import convert as worker
+    from meshloom.weights import convert as worker
 
     how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check}
     return OK if worker.convert(source, target, to, **how) else DISAGREES
@@ -269,8 +270,8 @@ def verify(
         Override one setting. May be repeated.
     """
     cli_base.start(machine, devices=8)
-    from .recipes import verify as worker
-    from .recipes.load import load_recipe
+    from meshloom.recipes import verify as worker
+    from meshloom.recipes.load import load_recipe
 
     return OK if worker.verify(load_recipe(recipe, set_), layouts, steps=steps) else DISAGREES
 
@@ -279,7 +280,7 @@ def verify(
 def info(*, machine: Machine = Machine()) -> int:
     """Show versions, devices, memory, the compile cache, and what ships: recipes and model families."""
     cli_base.start(machine)
-    from . import cli_info
+    from meshloom import cli_info
 
     cli_info.show()
     return OK

@@ -40,7 +40,7 @@ class Machine(Common):
 def start(machine: Machine, devices: int | None = None) -> int:
     """Prepares this process to compute, before JAX is imported: allocator, simulated devices, compile cache, meeting the other processes.
     devices: how many to simulate where --devices is not given.  Returns the number of processes."""
-    from .core import malloc, process
+    from meshloom.core import malloc, process
 
     where = process.place(machine.coordinator, machine.rank, machine.world, os.environ)
     if os.environ.get("MESHLOOM_MALLOC") != "0":
@@ -83,11 +83,11 @@ def red(text: str) -> None:
 
 
 def _told(error: Exception) -> bool:
-    """Whether an error is a sentence for the user: an OSError, a missing package, or a ValueError that our own code raised."""
+    """Whether an error is a sentence for the user: an OSError, a missing package, or a ValueError or FloatingPointError that our own code raised."""
     if isinstance(error, (OSError, ModuleNotFoundError)):
         return True
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
-    return isinstance(error, ValueError) and os.path.dirname(__file__) in last
+    return isinstance(error, (ValueError, FloatingPointError)) and os.path.dirname(__file__) in last
 
 
 def _sentence(error: Exception) -> str:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from cyclopts import App
 
-from .cli_base import OK, Common
+from meshloom.cli_base import OK, Common
 
 app = App(name="data", help="Prepare text, look into token stores, train a tokenizer.")
 Format = Literal["auto", "text", "jsonl", "parquet", "datasets"]
@@ -48,9 +48,9 @@ def prepare(
     """
     if not sources:
         raise ValueError("There is nothing to prepare. Name at least one file or folder.")
-    from .core.config import load
-    from .data import prepare as worker
-    from .data.config import Data, Tokenizer
+    from meshloom.core.config import load
+    from meshloom.data import prepare as worker
+    from meshloom.data.config import Data, Tokenizer
 
     given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
     own = {"train": given, "on_bad": on_bad} | ({} if workers is None else {"workers": workers})
@@ -71,7 +71,7 @@ def inspect(store: str, /, *, sample: int = 1, seed: int = 0, common: Common = C
     seed
         Which ones.
     """
-    from .data import inspect as worker
+    from meshloom.data import inspect as worker
 
     worker.show(store, sample=sample, seed=seed)
     return OK
@@ -109,9 +109,9 @@ def tokenizer(
     """
     if not sources:
         raise ValueError("There is nothing to train on. Name at least one file or folder.")
-    from .core.config import load
-    from .data import prepare as worker
-    from .data.config import Data
+    from meshloom.core.config import load
+    from meshloom.data import prepare as worker
+    from meshloom.data.config import Data
 
     given = [{"path": path, "field": field, "format": format, "split": split} for path in sources]
     worker.train_tokenizer(load(Data, {"train": given, "on_bad": on_bad}), vocab, out)

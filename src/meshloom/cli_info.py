@@ -13,9 +13,9 @@ def rows() -> list[tuple[str, str]]:
     """What there is to show, as pairs of a name and text. Starts JAX's backend."""
     import jax
 
-    from .core.process import cache_folder
-    from .models.table import MODELS
-    from .recipes.load import names
+    from meshloom.core.process import cache_folder
+    from meshloom.models.table import MODELS
+    from meshloom.recipes.load import names
 
     kinds: dict[str, int] = {}
     for device in jax.devices():

@@ -27,13 +27,13 @@ LAYOUTS = [
     "data=2 zero3=2 tensor=2 sequence",
 ]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
-SIZES = dict(layers=2, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
+SIZES = dict(layers=1, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
 # the window (5) is shorter than any text here; kv_heads 2 and 1 are fewer than tensor=4; 61 is odd; the second is alternating and untied
 WINDOW = llama.Config(**SIZES, variant="qwen3", qk_norm=True, qkv_bias=True, o_bias=True, kv_heads=2, ffn=32, window=5, rope=ROTARY)
 MIXED = llama.Config(
-    **{**SIZES, "layers": 3}, variant="qwen3", qk_norm=True, kv_heads=1, ffn=32, window=4, windowed_layers=(True, False, True), tied=False
+    **{**SIZES, "layers": 2}, variant="qwen3", qk_norm=True, kv_heads=1, ffn=32, window=4, windowed_layers=(True, False), tied=False
 )
-MODELS = {"window": (llama.MODEL, WINDOW), "mixed": (llama.MODEL, MIXED), "gpt2": (gpt2.MODEL, gpt2.Config(**SIZES))}
+MODELS = {"window": (llama.MODEL, WINDOW), "mixed": (llama.MODEL, MIXED), "gpt2": (gpt2.MODEL, gpt2.Config(**{**SIZES, "layers": 2}))}
 LENGTHS, PROMPT, NEW, LENGTH = np.array([12, 5, 1, 9], np.int32), 12, 6, 20
 
 

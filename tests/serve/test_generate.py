@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,9 +12,11 @@ from meshloom.data import tokenizer as tokenizers
 from meshloom.models import llama
 from meshloom.parallel.table import build
 from meshloom.serve import generate
+from meshloom.serve.answer import answers
 from meshloom.serve.sampling import Sampling
 from meshloom.weights import hf
-from serve.made import made_up
+from meshloom.weights.opened import open_model
+from serve.made import made_up, prepared
 
 TEXTS = ["the cat", "a"]
 
@@ -82,7 +85,6 @@ def test_encode(shipped):
     begun = tokenizers.load(config=tokenizers.TokenizerSection(bos=True))
     begun.bos = 3
     assert generate.encode(begun, "cat") == [3, *shipped.encode("cat")]
-    begun = tokenizers.Tokenizer(begun.files, begun.config, "x")
 
 
 def test_one_seed_a_prompt():
@@ -109,3 +111,28 @@ def test_refusals(tmp_path, config):
     hf.save(tmp_path / "small", llama.MODEL, small, made_up(llama.specs(small)), tokenizer=tokenizers.SHIPPED)
     with pytest.raises(ValueError, match="vocabulary has 100 entries"):
         generate.speaker(tmp_path / "small")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["gpt2", "neox", "llama_llama3", "mistral", "qwen3_windows_biases", "smollm3"])
+def test_greedy_text_and_penalty_equal_transformers(name):
+    """Tokens behind two prompts of unequal lengths."""
+    import torch
+    import transformers
+
+    path = Path(__file__).parents[1] / "goldens" / "models" / name
+    found = open_model(path)
+    engine, w = prepared(found.model, found.config, found.weights(None))
+    prompts = [list(range(3, 20)), [9, 50, 7]]
+    (got,) = answers(engine, w, Ids(), prompts, [Sampling(tokens=20, min_tokens=20, repetition_penalty=1.2)] * 2, (2,))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    asked = dict(max_new_tokens=20, min_new_tokens=20, do_sample=False, repetition_penalty=1.2, pad_token_id=0)
+    for prompt, answer in zip(prompts, got):
+        assert list(answer.tokens) == theirs.generate(torch.tensor([prompt]), **asked)[0, len(prompt) :].tolist()
+
+
+class Ids:
+    """A tokenizer whose text is the numbers."""
+
+    def decode(self, ids, skip_special=False):
+        return " ".join(map(str, ids))

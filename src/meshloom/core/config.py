@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from . import yamls
+from meshloom.core import yamls
 
 S = TypeVar("S", bound="Section")
 Tree = dict[str, Any]

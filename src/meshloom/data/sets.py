@@ -39,6 +39,14 @@ def open_sets(data: Data, tokenizer: Tokenizer, seed: int, progress: bool = Fals
     return Sets(main, loader(valid, [1.0] * len(valid), how._replace(shuffle=False)) if valid else None, tuple(report))
 
 
+def open_held_out(data: Data, tokenizer: Tokenizer, progress: bool = False) -> Loader | None:
+    """The held-out set alone, None where data.valid is 0: what a finished model is scored on, which may be shorter than a row."""
+    if isinstance(data.valid, tuple):
+        parts = valid_parts(data, tokenizer, (), (), progress, [])
+        return loader(parts, [1.0] * len(parts), How(data.seq, data.packing, 0, False, data.prefetch))
+    return open_sets(data, tokenizer, 0, progress).valid
+
+
 def valid_parts(
     data: Data, tokenizer: Tokenizer, stores: Sequence[Store], masks: Sequence[np.ndarray], progress: bool, report: list[str]
 ) -> list[Part]:

@@ -15,7 +15,7 @@ from meshloom.data import tokenizer as tokenizers
 from meshloom.data.config import Data
 from meshloom.data.config import Tokenizer as TokenizerSection
 from meshloom.data.loader import Loader
-from meshloom.data.sets import open_sets
+from meshloom.data.sets import open_held_out
 from meshloom.parallel.table import build
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
@@ -58,7 +58,7 @@ def evaluate(
     training, or 1,024 within the model's length.  Raises ValueError where there is nothing to score."""
     opened = open_model(path, step)
     section, tokenizer = _data(opened, data, seq)
-    valid = open_sets(section, tokenizer, 0, progress=True).valid
+    valid = open_held_out(section, tokenizer, progress=True)
     if valid is None:
         raise ValueError("The run has no held-out split (data.valid is 0). Give --data with a text to score.")
     lay = replace(build("" if layout == "auto" else layout, opened.config, section.seq), platform=jax.devices()[0].platform)

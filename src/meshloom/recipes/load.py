@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..core import yamls
-from ..core.config import load, merge, parse_sets, unknown
-from .run import RunConfig
+from meshloom.core import yamls
+from meshloom.core.config import load, merge, parse_sets, unknown
+from meshloom.recipes.run import RunConfig
 
 SHIPPED = Path(__file__).parent
 RESOLVED = "run.yaml"

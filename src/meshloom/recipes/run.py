@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import Field, InstanceOf, field_serializer, field_validator
 
-from ..core.config import ConfigError, Problem, Section, load, to_tree, unknown
-from ..data.config import Data, Tokenizer
-from ..models.base import ModelConfig
-from ..models.table import MODELS
-from ..train.config import (
+from meshloom.core.config import ConfigError, Problem, Section, load, to_tree, unknown
+from meshloom.data.config import Data, Tokenizer
+from meshloom.models.base import ModelConfig
+from meshloom.models.table import MODELS
+from meshloom.train.config import (
     BatchConfig,
     CheckpointConfig,
     EvalConfig,

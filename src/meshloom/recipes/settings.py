@@ -9,10 +9,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ..core import yamls
-from ..core.config import Section, section_in
-from ..models.table import MODELS
-from .run import RunConfig
+from meshloom.core import yamls
+from meshloom.core.config import Section, section_in
+from meshloom.models.table import MODELS
+from meshloom.recipes.run import RunConfig
 
 HEAD = """# Settings
 

@@ -1,0 +1,74 @@
+"""What a recipe leaves open is decided and said; what cannot be is refused with a sentence."""
+
+import jax
+import pytest
+
+from meshloom.recipes import launch
+from meshloom.weights.opened import open_model
+from tiny import recipe
+
+
+def test_auto_layout_is_all_devices_in_zero3_and_is_said(tmp_path):
+    chosen = launch.choose(recipe(tmp_path, layout="auto", batch={"sequences": 8}))
+    assert chosen.spelling == "zero3=8"
+    assert any("zero3=8" in line and "8 devices" in line for line in chosen.said)
+
+
+def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
+    """embed 36 over 8 devices: plain data parallelism, said aloud."""
+    chosen = launch.choose(recipe(tmp_path, layout="auto", model={"embed": 36, "heads": 4, "head": 9}, batch={"sequences": 8}))
+    assert chosen.spelling == "data=8"
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"layout": "tensor=3"}, r"4 heads cannot be split over tensor=3 devices. Use tensor= one of 1, 2, 4"),
+        ({"layout": "data=16"}, r"needs 16 devices .*has 8.*--devices 16"),
+        ({"layout": "tensro=2"}, r"Did you mean 'tensor'"),
+        ({"layout": "zero3=8", "batch": {"sequences": 12}}, r"12 sequences.*8 devices"),
+        ({"data": {"seq": 64}}, r"data\.seq is 64.*max_seq 32"),
+        ({"layout": "zero2=2 zero3=2"}, r"zero2 and zero3. Choose one"),
+        ({"layout": "sequence"}, r"'sequence'.*'tensor'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(over, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        launch.choose(recipe(tmp_path, **over))
+
+
+def test_vocabulary_smaller_than_the_tokenizers(tmp_path):
+    config = recipe(tmp_path, model={"vocab": 300})
+    with pytest.raises(ValueError, match=r"300"):
+        launch.prepare(config, 300, progress=False)
+
+
+def test_tokens_and_epochs_become_whole_steps(tmp_path):
+    """Rounded up: 4 x 32 = 128 positions a step."""
+    assert launch.steps_of(recipe(tmp_path), rows=10) == 6
+    tokens = recipe(tmp_path, train={"steps": None, "tokens": 129})
+    assert launch.steps_of(tokens, rows=10) == 2
+    epochs = recipe(tmp_path, train={"steps": None, "epochs": 1.5})
+    assert launch.steps_of(epochs, rows=10) == 4
+
+
+def test_plan_allocates_nothing(tmp_path):
+    """--dry-run: no array is made."""
+    config = recipe(tmp_path, layout="zero3=2 tensor=2")
+    before = {id(a) for a in jax.live_arrays()}
+    text = "\n".join(launch.describe_plan(config, launch.choose(config)))
+    assert not [a for a in jax.live_arrays() if id(a) not in before]
+    assert "zero3" in text and "tensor" in text and "layers.attn.q" in text
+
+
+def test_train_exports_and_starts_from_the_export(tmp_path):
+    """The folder that a run exports is a start for another: its first loss is the last one's."""
+    config = recipe(tmp_path, train={"steps": 2})
+    outcome = launch.train(config, tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run").iterdir()} >= {"run.yaml", "metrics.jsonl", "checkpoints", "hf", "tokenizer"}
+    opened = open_model(tmp_path / "run" / "hf")
+    assert opened.config.vocab == 4099
+    start = launch.Folder.model_validate({"from": str(tmp_path / "run" / "hf")})
+    again = recipe(tmp_path, train={"steps": 1}, optimizer={"lr": 1e-12}).model_copy(update={"model": start})
+    more = launch.train(again, tmp_path / "more")
+    assert more.loss == pytest.approx(outcome.loss, rel=1e-4)
