@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import config, gradient, rows, same, tree_of, weights
 
 from meshloom.runner.forward import logits
+from programs import config, gradient, rows, same, tree_of, weights
 
 CASES = [
     # model, layout, micro-batches, runner, remat
