@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from layouts.pages import FOLDER, MARK, fresh
 
+from layouts.pages import FOLDER, MARK, fresh
 from meshloom.parallel.table import STRATEGIES
 
 PAGES = sorted(FOLDER.glob("*.md"))

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import recipe
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import ONE_DEVICE
@@ -16,6 +15,7 @@ from meshloom.models.table import MODELS
 from meshloom.objectives.lm import Bound, lm
 from meshloom.runner.forward import logits
 from meshloom.runner.run import How
+from tiny import recipe
 
 SEQ = 8
 

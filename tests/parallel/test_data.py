@@ -1,10 +1,9 @@
 """Data parallelism by its formula, counted by hand."""
 
-from programs import config
-
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes, step_cost
 from meshloom.runner.run import How
+from programs import config
 
 
 def test_one_all_reduce_of_every_gradient() -> None:

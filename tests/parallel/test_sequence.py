@@ -1,11 +1,11 @@
 """Sequence parallelism by its formula, counted by hand, and what it refuses."""
 
 import pytest
-from programs import config
 
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.runner.run import How
+from programs import config
 
 
 def cost_of(spelling, remat="none"):
@@ -37,5 +37,7 @@ def test_recomputing_gathers_again() -> None:
 
 def test_refuses_a_sequence_that_does_not_divide() -> None:
     _, c = config("llama_plain", head=8)
-    with pytest.raises(ValueError, match="A sequence of 18 tokens cannot be split over tensor=4 devices. Use data.seq that is a multiple of 4"):
+    with pytest.raises(
+        ValueError, match="A sequence of 18 tokens cannot be split over tensor=4 devices. Use data.seq that is a multiple of 4"
+    ):
         build("tensor=4 sequence", c, 18)

@@ -1,9 +1,9 @@
 """The compact spelling: what it reads, what it refuses, and the layout that it builds."""
 
 import pytest
-from programs import config
 
 from meshloom.parallel.table import STRATEGIES, build, default, parse, spell
+from programs import config
 
 
 def test_reads_in_the_order_of_the_mesh() -> None:

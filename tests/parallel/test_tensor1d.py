@@ -1,11 +1,11 @@
 """Tensor parallelism by its formula, counted by hand, and what it refuses."""
 
 import pytest
-from programs import config
 
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes, step_cost
 from meshloom.runner.run import How
+from programs import config
 
 RESIDUAL = 4 * 16 * 32 * 4
 """Bytes of 4 rows of 16 tokens, width 32, fp32."""

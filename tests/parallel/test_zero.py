@@ -1,11 +1,11 @@
 """ZeRO's three stages by their formula, counted by hand, and what they refuse."""
 
 import pytest
-from programs import config
 
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes, step_cost
 from meshloom.runner.run import How
+from programs import config
 
 # parameters with an embed axis: 7 matrices and 2 gains in each of 2 layers, embedding of 384 rows, last gain
 LAYER = 4 * 32 * 8 * 8 + 3 * 32 * 48 + 2 * 32
@@ -45,5 +45,7 @@ def test_bf16_halves_all_but_the_scatter_of_summed_gradients() -> None:
 
 def test_refuses_a_width_that_does_not_divide() -> None:
     _, c = config("gpt2", embed=24, heads=4)
-    with pytest.raises(ValueError, match="ZeRO splits parameters along embed, and embed 24 cannot be split over 16 devices.*Use one of 1, 2, 3, 4"):
+    with pytest.raises(
+        ValueError, match="ZeRO splits parameters along embed, and embed 24 cannot be split over 16 devices.*Use one of 1, 2, 3, 4"
+    ):
         build("zero2=16", c, 16)

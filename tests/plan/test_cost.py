@@ -1,13 +1,13 @@
 """Formulas of a product, and their comparison with a program."""
 
 import pytest
-from programs import config
 
 from meshloom.parallel.base import Collective
 from meshloom.parallel.table import build
 from meshloom.plan.cost import compare, merged, shapes, step_cost, wire_bytes
 from meshloom.plan.hlo import Found
 from meshloom.runner.run import How
+from programs import config
 
 
 def test_a_product_is_the_sum_of_its_strategies() -> None:
@@ -26,7 +26,9 @@ def test_one_device_moves_nothing() -> None:
 
 def test_refuses_a_batch_that_does_not_divide() -> None:
     model, c = config("gpt2")
-    with pytest.raises(ValueError, match=r"A batch of 6 sequences cannot be cut into 2 micro-batches over 4 devices \(data=4\). Use .* multiple of 8"):
+    with pytest.raises(
+        ValueError, match=r"A batch of 6 sequences cannot be cut into 2 micro-batches over 4 devices \(data=4\). Use .* multiple of 8"
+    ):
         shapes(model, c, build("data=4", c, 16), 16, 6, 2, How(), "float32")
 
 
@@ -38,7 +40,11 @@ def test_layers_in_one_piece_of_code() -> None:
 
 
 def test_compares_count_and_bytes() -> None:
-    found = [Found("all-reduce", ("data",), 2, 1, 10, ""), Found("all-reduce", ("data",), 1, 1, 5, ""), Found("all-gather", ("zero",), 1, 1, 8, "")]
+    found = [
+        Found("all-reduce", ("data",), 2, 1, 10, ""),
+        Found("all-reduce", ("data",), 1, 1, 5, ""),
+        Found("all-gather", ("zero",), 1, 1, 8, ""),
+    ]
     lines = compare(found, [Collective("all-reduce", ("data",), 3, 15, "x"), Collective("reduce-scatter", ("zero",), 1, 8, "y")])
     assert [(line.kind, line.equal) for line in lines] == [("all-gather", False), ("all-reduce", True), ("reduce-scatter", False)]
 

@@ -20,7 +20,15 @@ def test_allocates_nothing(config) -> None:
 
 
 def test_a_huge_model_is_explained_at_once() -> None:
-    big = ["layout=zero3=8", "model.layers=80", "model.embed=8192", "model.heads=64", "model.kv_heads=8", "model.ffn=28672", "model.vocab=128256"]
+    big = [
+        "layout=zero3=8",
+        "model.layers=80",
+        "model.embed=8192",
+        "model.heads=64",
+        "model.kv_heads=8",
+        "model.ffn=28672",
+        "model.vocab=128256",
+    ]
     config = load_recipe("quickstart", [*big, "train.runner=scan"])
     e = explained(config, choose(config))
     assert 69e9 < e.parameters < 70e9 and e.stored["parameters"] == pytest.approx(e.parameters * 4 / 8, rel=1e-3)
@@ -41,7 +49,14 @@ def test_numbers(config) -> None:
 def test_text_names_every_part(config) -> None:
     e = explained(config, choose(config))
     text = "\n".join(lines(e))
-    for words in ("layers.attn.q", "4 x 256 x 8 x 32", "4 x 128 x 4 x 32", "reduce-scatter", "in a step, estimate", "gradients, every micro-batch"):
+    for words in (
+        "layers.attn.q",
+        "4 x 256 x 8 x 32",
+        "4 x 128 x 4 x 32",
+        "reduce-scatter",
+        "in a step, estimate",
+        "gradients, every micro-batch",
+    ):
         assert words in text
     assert len(brief(e)) == 4 and "data=2 x zero3=2 x tensor=2" in brief(e)[1]
 

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny import recipe
 
 from meshloom.core.spec import abstract
 from meshloom.models.table import MODELS
 from meshloom.plan.flops import forward_flops, train_flops, visible_keys
 from meshloom.runner.forward import logits
+from tiny import recipe
 
 
 def test_visible_keys():

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from programs import config, gradient, weights
 
 from meshloom.core.mesh import make_mesh, shardings
 from meshloom.models.base import KV
@@ -11,6 +10,7 @@ from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
 from meshloom.plan.memory import counted, kept, kv_cache, stored, working
 from meshloom.runner.run import How
+from programs import config, gradient, weights
 
 
 @pytest.mark.parametrize("spelling", ["", "data=4", "zero1=8", "data=2 zero3=2 tensor=2"])
@@ -40,7 +40,9 @@ def test_zero3_works_with_one_layer() -> None:
 
 def test_remat_keeps_less() -> None:
     model, c = config("llama")
-    full, some, none = (kept(shapes(model, c, build("", c, 16), 16, 8, 1, How("scan", r), "float32")) for r in ("full", "selective", "none"))
+    full, some, none = (
+        kept(shapes(model, c, build("", c, 16), 16, 8, 1, How("scan", r), "float32")) for r in ("full", "selective", "none")
+    )
     assert full == 8 * 16 * 32 * 4 < some < none
 
 

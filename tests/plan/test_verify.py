@@ -1,12 +1,12 @@
 """The shrunken model, the default layouts, and the tables."""
 
 import pytest
-from programs import config
 
 from meshloom.models.table import MODELS
 from meshloom.parallel.table import build
 from meshloom.plan.cost import Line
 from meshloom.plan.verify import LAYOUTS, SEQ, Row, Stored, needs_devices, refused, shrink, tables
+from programs import config
 
 
 def test_keeps_what_makes_a_model_odd() -> None:

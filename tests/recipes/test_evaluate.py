@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from tiny import recipe
 
 from meshloom.recipes import launch
 from meshloom.recipes.evaluate import evaluate, show
+from tiny import recipe
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 import jax
 import pytest
-from tiny import recipe
 
 from meshloom.recipes import launch
 from meshloom.weights.opened import open_model
+from tiny import recipe
 
 
 def test_auto_layout_is_all_devices_in_zero3_and_is_said(tmp_path):

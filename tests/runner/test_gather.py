@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from programs import compiled
 
 from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import spec
 from meshloom.parallel.zero import strategy
 from meshloom.plan.hlo import collectives, total
 from meshloom.runner.gather import gather_step, gathered
+from programs import compiled
 
 SPECS = {"w": spec({"embed": 8, "ffn": 4}, "ffn embed"), "b": spec({"ffn": 4}, "ffn")}
 

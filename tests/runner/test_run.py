@@ -1,10 +1,10 @@
 """The loop over layers: runners and remats compute the same, keep what they say, and hold no weight twice."""
 
 import pytest
-from programs import config, gradient, same
 
 from meshloom.models.base import Kind
 from meshloom.runner.run import Stack, stacks
+from programs import config, gradient, same
 
 A, B = Kind(), Kind(window=8)
 
@@ -28,7 +28,14 @@ def test_every_row_computes_the_same(runner, remat) -> None:
 
 
 def test_layers_of_several_kinds() -> None:
-    more = (("layers", 4), ("variant", "smollm3"), ("qk_norm", False), ("qkv_bias", False), ("o_bias", False), ("rotary_layers", (True, False, True, False)))
+    more = (
+        ("layers", 4),
+        ("variant", "smollm3"),
+        ("qk_norm", False),
+        ("qkv_bias", False),
+        ("o_bias", False),
+        ("rotary_layers", (True, False, True, False)),
+    )
     model, c = config("llama", **dict(more))
     assert [s.repeat for s in stacks(model.kinds(c))] == [2]
     same(gradient("llama", "zero3=2", 1, "scan", "full", more=more), gradient("llama", "", 1, "unroll", more=more))

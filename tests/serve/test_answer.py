@@ -1,6 +1,5 @@
 """Answers of whole batches: lengths, end tokens, stop strings, batch mates, layouts."""
 
-import itertools
 import dataclasses
 import functools
 import itertools

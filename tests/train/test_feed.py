@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from tiny import recipe
 
 from meshloom.core.mesh import make_mesh
 from meshloom.data.loader import Batch as Rows
@@ -12,6 +11,7 @@ from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.feed import Feed
 from meshloom.train.gradient import batch_shardings
+from tiny import recipe
 
 SEQ = 4
 

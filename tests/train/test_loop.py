@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny import recipe, text
 
 from meshloom.core.config import dump
 from meshloom.core.tree import named_leaves
@@ -18,6 +17,7 @@ from meshloom.recipes import launch
 from meshloom.train import loop
 from meshloom.train.metrics import METRICS, read
 from meshloom.weights.stored import whole
+from tiny import recipe, text
 
 TWO_EPOCHS = 14
 """Steps; the tiny text has about 6 steps an epoch."""

@@ -4,7 +4,6 @@ import math
 
 import jax
 import pytest
-from tiny import recipe
 
 from meshloom.core.mesh import shardings
 from meshloom.core.spec import init
@@ -12,6 +11,7 @@ from meshloom.recipes import launch
 from meshloom.train.feed import Feed
 from meshloom.train.gradient import batch_shardings
 from meshloom.train.score import Score, make_score, score
+from tiny import recipe
 
 
 def test_mean_over_tokens():

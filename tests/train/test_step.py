@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import recipe
 
 from meshloom.core.tree import named_leaves
 from meshloom.objectives.lm import lm
@@ -12,6 +11,7 @@ from meshloom.recipes import launch
 from meshloom.train.feed import Feed
 from meshloom.train.schedule import make_schedule
 from meshloom.train.step import make_step
+from tiny import recipe
 
 
 def program(tmp_path, **over):
