@@ -84,10 +84,14 @@ def test_nothing_is_close_to_not_a_number() -> None:
     assert row.wrong == ["loss differs by nan"]
 
 
-def test_a_tensor_without_gradient_may_drift() -> None:
-    make = lambda bias: own.Outcome({}, {"w": np.ones(3), "b": np.full(3, 1e-9)}, [], [], {"w": np.ones(3), "b": bias}, True, (), [])
-    assert own.drift(make(np.ones(3)), make(np.zeros(3))) == 0
-    assert own.drift(make(np.ones(3))._replace(weights={"w": np.full(3, 1.1), "b": np.ones(3)}), make(np.ones(3))) > 0.09
+def test_what_has_no_gradient_may_drift() -> None:
+    make = lambda w, b: own.Outcome({}, {"w": np.ones(3), "b": np.array([1e-9, 0, 1])}, [1.0], [1.0], {"w": w, "b": b}, True, (), [])
+    one = make(np.ones(3), np.ones(3))
+    assert own.drift(make(np.ones(3), np.array([3.0, 7.0, 1.0])), one) == 0
+    assert own.drift(make(np.ones(3), np.array([1.0, 1.0, 1.1])), one) > 0.05
+    assert own.drift(make(np.full(3, 1.1), np.ones(3)), one) > 0.09
+    other = one._replace(start={}, weights={"w": np.full(3, 1.1), "b": np.ones(3)})
+    assert "weights" in own.row("data=2", other, one, []).differences and own.row("data=2", other, one, [], weights=False).wrong == []
 
 
 def test_copies_that_differ_are_found() -> None:

@@ -142,7 +142,7 @@ def tables(rows: list[Row], steps: int) -> list[Any]:
         if row.refused:
             equal.add_row(row.spelling, *["-"] * 6, "refused")
             continue
-        marks = [_mark(f"{row.differences[name]:.1e}", row.differences[name] <= limit) for name, limit in NEAR.items()]
+        marks = [_mark(f"{d:.1e}", d <= limit) if (d := row.differences.get(name)) is not None else "-" for name, limit in NEAR.items()]
         stored, arrays, size = sum(s.found for s in row.stored), sum(x.found[0] for x in row.moved), sum(x.found[1] for x in row.moved)
         ok = all(s.found == s.formula for s in row.stored), all(x.equal for x in row.moved)
         moved = _mark(f"{arrays} arrays, {size:,} B", ok[1])

@@ -31,7 +31,12 @@ from meshloom.train.step import State, Step, make_step
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options that make XLA's CPU compiler faster and change no collective: only what comes after them."""
 EXACT = ("adamw", "lion", "sgd")
-"""Optimizers that work element by element and so move nothing. The others' traffic is the compiler's choice: it has no formula, and is left out."""
+"""Optimizers that work element by element and so move nothing. The others' traffic is the compiler's choice and has no formula: for these, the
+collectives are those of the program up to the gradient."""
+
+COUPLED = ("adafactor",)
+"""Optimizers that scale a whole tensor by its update's size. Where some of its elements have no gradient but rounding errors (key biases), these
+reach all others, and last weights say nothing; loss and norm of every step are compared all the same."""
 
 
 class Case(NamedTuple):
@@ -118,18 +123,18 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
             continue
         got = run(x, spelling, steps)
         formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, x.sequences, x.micro, x.how, "float32"))
-        yield row(spelling, got, one, compare(got.found, formula))
+        yield row(spelling, got, one, compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
 
 
-def row(spelling: str, got: Outcome, one: Outcome, lines: list) -> Row:
-    """A layout's outcome against that of one device."""
+def row(spelling: str, got: Outcome, one: Outcome, lines: list, weights: bool = True) -> Row:
+    """A layout's outcome against that of one device.  weights: whether the last weights are compared."""
     worst, gradient = furthest(got.gradient, one.gradient)
     near = lambda a, b: max(abs(x - y) / max(abs(y), 1e-30) for x, y in zip(a, b))
     differences = {
         "loss": near(got.losses, one.losses),
         "gradient": gradient,
         "norm": near(got.norms, one.norms),
-        "weights": drift(got, one),
+        **({"weights": drift(got, one)} if weights else {}),
     }
     start = all(np.array_equal(got.start[name], one.start[name]) for name in one.start)
     return Row(spelling, differences, worst, start, got.replicas, got.stored, tuple(lines))
@@ -144,12 +149,15 @@ def furthest(got: dict[str, np.ndarray], one: dict[str, np.ndarray], floor: floa
     return name, apart[name]
 
 
-def drift(got: Outcome, one: Outcome, still: float = 1e-6) -> float:
-    """How far the weights of two runs are apart at the end: the largest L2 norm of a tensor's difference over that of the tensor. Tensors without
-    a gradient (below `still` of the largest) are left out: Adam divides their rounding errors by themselves."""
-    top = max(float(np.abs(g).max()) for g in one.gradient.values())
-    moving = [name for name, g in one.gradient.items() if np.abs(g).max() > still * top]
-    far = [float(np.linalg.norm(got.weights[n] - one.weights[n]) / max(np.linalg.norm(one.weights[n]), 1e-30)) for n in moving]
+def drift(got: Outcome, one: Outcome, noise: float = 1e-6) -> float:
+    """How far the weights of two runs are apart at the end: the largest L2 norm of a tensor's difference over that of the tensor. Elements whose
+    gradient is all but zero (below `noise` of the largest) are left out: an optimizer that scales each element by its own size makes
+    steps of their rounding errors."""
+    top, far = max(float(np.abs(g).max()) for g in one.gradient.values()), [0.0]
+    for name, g in one.gradient.items():
+        seen = np.abs(g) > noise * top
+        whole = float(np.linalg.norm(one.weights[name]))
+        far.append(float(np.linalg.norm((got.weights[name] - one.weights[name])[seen])) / max(whole, 1e-30))
     return float(np.max(far))
 
 
@@ -173,8 +181,11 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
     held = bytes_of(plan, step, state)
     first = put(batch(x, 0), step)
     program = step.run.lower(state, first).compile(compiler_options=options)
-    found = [f for f in collectives(program.as_text(), plan.layout.sizes) if config.optimizer.kind in EXACT or "shard_map" in f.name]
-    gradient = None if config.optimizer.kind in EXACT[:2] else _gradient(x, plan, step, state, first)
+    text, gradient = program.as_text(), None
+    if config.optimizer.kind not in EXACT[:2]:
+        own, gradient = _gradient(x, plan, state, first, options)
+        text = text if config.optimizer.kind in EXACT else own
+    found = collectives(text, plan.layout.sizes)
     losses, norms = [], []
     for i in range(steps):
         state, told = program(state, put(batch(x, i), step))
@@ -185,11 +196,12 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
     return Outcome(start, gradient, losses, norms, host(state.params), same_everywhere(state), held, found)
 
 
-def _gradient(x: Case, plan: Plan, step: Step, state: State, first: Batch) -> dict[str, np.ndarray]:
-    """The first gradient, by a program of its own."""
+def _gradient(x: Case, plan: Plan, state: State, first: Batch, options: dict | None) -> tuple[str, dict[str, np.ndarray]]:
+    """The program up to the gradient, as text, and the first gradient."""
     key = jax.random.key(x.config.seed) if x.small.dropout or x.small.attention_dropout else None
-    program = jax.jit(make_gradient(x.model, x.small, plan, lm(x.config.train.z_loss)))
-    return host(program(state.params, first, key, state.scale.scale)[0])
+    args = state.params, first, key, state.scale.scale
+    program = jax.jit(make_gradient(x.model, x.small, plan, lm(x.config.train.z_loss))).lower(*args).compile(compiler_options=options)
+    return program.as_text(), host(program(*args)[0])
 
 
 def jitter(x: Case, params: Tree) -> Tree:
