@@ -112,8 +112,8 @@ def begin(quick: bool, tiny: bool) -> str:
     cold, warm = startup.starts(again=1 if quick or tiny else 3, sets=sets)
     best = sorted(warm)[len(warm) // 2]
     rows = [
-        ("`meshloom train quickstart` to the first step, all caches empty", f"{cold.seconds:.1f} s"),
-        ("the same, second time", f"{best.seconds:.1f} s"),
+        ("`meshloom train quickstart` to the first step, all caches empty", f"{cold.seconds:.1f} s (CPU {cold.cpu:.1f} s)"),
+        ("the same, second time", f"{best.seconds:.1f} s (CPU {best.cpu:.1f} s)"),
         ("part of a step spent on waiting for data", f"{best.waiting:.2%}"),
     ]
     return "### Starting, and the loader\n\n" + report.table(("what", "measured"), rows)

@@ -15,9 +15,11 @@ COMMAND = "import sys; from meshloom.cli import main; sys.exit(main())"
 
 
 class Start(NamedTuple):
-    """seconds: from the command to the first step's numbers on disk. waiting: part of the later steps spent on waiting for data."""
+    """seconds: from the command to the first step's numbers on disk. cpu: the process's CPU seconds until then, 0 where they cannot be read.
+    waiting: part of the later steps spent on waiting for data."""
 
     seconds: float
+    cpu: float
     waiting: float
 
 
@@ -32,12 +34,22 @@ def start(recipe: str, folder: Path, cache: Path, sets: tuple[str, ...] = (), st
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
     try:
         first = _wait(process, folder / "metrics.jsonl", 1, begun + limit, log) - begun
+        cpu = _cpu(process.pid)
         _wait(process, folder / "timing.jsonl", steps, begun + limit, log)
         lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()[2:steps]]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    return Start(first, sum(t["waiting"] * t["seconds"] for t in lines) / max(sum(t["seconds"] for t in lines), 1e-9))
+    return Start(first, cpu, sum(t["waiting"] * t["seconds"] for t in lines) / max(sum(t["seconds"] for t in lines), 1e-9))
+
+
+def _cpu(pid: int) -> float:
+    """CPU seconds of a running process (Linux)."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _wait(process: subprocess.Popen, file: Path, lines: int, until: float, log: Path) -> float:

@@ -12,7 +12,7 @@ from meshloom.core.leaf import dot
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
-from meshloom.models.parts import plus, products
+from meshloom.models.parts import plus
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
@@ -55,8 +55,9 @@ class Attention:
 
 def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
     """Causal self-attention.  x: (batch whole_seq embed).  Returns (batch seq embed), and the layer's cache with x's keys and values added."""
-    kv = "bTd,dgk->bTgk"
-    q, k, v = products(lay, x, (("bTd,dhk->bThk", w.q, w.q_bias), (kv, w.k, w.k_bias), (kv, w.v, w.v_bias)))
+    q = plus(dot(lay, "bTd,dhk->bThk", x, w.q), w.q_bias)
+    k = plus(dot(lay, "bTd,dgk->bTgk", x, w.k), w.k_bias)
+    v = plus(dot(lay, "bTd,dgk->bTgk", x, w.v), w.v_bias)
     if w.q_norm is not None:
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
     if ctx.rotary is not None and kind.rotary:
