@@ -175,11 +175,11 @@ class Model(NamedTuple):
     """c, lay, w, x -> x after the last norm, ready for the head."""
     kinds: Callable[[Any], tuple[Kind, ...]]
     """c -> the Kind of each layer."""
-    hf: Callable[[Any], tuple[Row, ...]]
-    """c -> the rows of its Hugging Face map."""
-    from_hf: Callable[[dict], Any]
+    hf: Callable[[Any], tuple[Row, ...]] = lambda c: ()
+    """c -> the rows of its Hugging Face map. None: it has no counterpart there and is not exported."""
+    from_hf: Callable[[dict], Any] | None = None
     """config.json, either schema -> c."""
-    to_hf: Callable[[Any, bool], dict]
+    to_hf: Callable[[Any, bool], dict] | None = None
     """c, whether in the old schema -> config.json."""
 
 
