@@ -96,6 +96,11 @@ def gradient(
     return Gradient(host, float(sums["loss"] / sums["tokens"]), float(norm), program.memory_analysis().temp_size_in_bytes, lines)
 
 
+def tree_of(by_path: dict[str, np.ndarray], like):
+    """Arrays by path as a tree of the same structure as another."""
+    return map_named(lambda path, _: by_path[path], like)
+
+
 def compiled(fn, mesh, specs, out, *shapes):
     """The text of a shard_map program on abstract inputs."""
     mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out)
@@ -109,4 +114,4 @@ def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
     assert abs(got.loss / one.loss - 1) < limit and abs(got.norm / one.norm - 1) < limit
 
 
-__all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "weights"]
+__all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "tree_of", "weights"]

@@ -83,11 +83,11 @@ def red(text: str) -> None:
 
 
 def _told(error: Exception) -> bool:
-    """Whether an error is a sentence for the user: an OSError, a missing package, or a ValueError that our own code raised."""
+    """Whether an error is a sentence for the user: an OSError, a missing package, or a ValueError or FloatingPointError that our own code raised."""
     if isinstance(error, (OSError, ModuleNotFoundError)):
         return True
     last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
-    return isinstance(error, ValueError) and os.path.dirname(__file__) in last
+    return isinstance(error, (ValueError, FloatingPointError)) and os.path.dirname(__file__) in last
 
 
 def _sentence(error: Exception) -> str:

@@ -91,7 +91,7 @@ def test_human_and_free(tmp_path):
 def test_lock_names_the_other_process(tmp_path):
     other = holder(tmp_path)
     try:
-        with pytest.raises(RuntimeError, match=f"{tmp_path} is in use by process {other.pid} on "), FolderLock(tmp_path):
+        with pytest.raises(BlockingIOError, match=f"{tmp_path} is in use by process {other.pid} on "), FolderLock(tmp_path):
             pass
     finally:
         other.kill()

@@ -36,6 +36,8 @@ def test_start_depends_on_path_and_layer_alone() -> None:
     more = init({**SPECS, "up": stack(spec(SIZES, "embed ffn", Init(0.02)), 5), "other": SPECS["norm"]}, jax.random.key(0))
     np.testing.assert_array_equal(one["up"], more["up"][:3])
     np.testing.assert_array_equal(one["table"], more["table"])
+    twin = init({"a": SPECS["table"], "b": SPECS["table"]}, jax.random.key(0))
+    assert not np.array_equal(twin["a"], twin["b"]), "two parameters of one shape start apart"
     assert not np.array_equal(one["up"][0], one["up"][1]) and not np.array_equal(one["up"], init(SPECS, jax.random.key(1))["up"])
 
 

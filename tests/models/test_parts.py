@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from meshloom.core.layout import ONE_DEVICE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.models.base import Ctx, ModelConfig
-from meshloom.models.parts import Activation, GatedMlp, Mlp, drop, gated_mlp, lookup, mlp
+from meshloom.models.parts import JOIN, Activation, GatedMlp, Mlp, drop, gated_mlp, lookup, mlp, products
 from meshloom.ops.act import ACTIVATIONS
 
 C = ModelConfig(layers=1, embed=8, heads=2, ffn=12, vocab=16, vocab_multiple=1, dropout=0.5)
@@ -35,6 +35,45 @@ def test_the_gated_mlp_is_what_it_says(bias: bool) -> None:
     want = (jax.nn.silu(x @ gate + zero(b[1])) * (x @ up + zero(b[0]))) @ down + zero(b[2])
     got = jax.jit(functools.partial(gated_mlp, ONE_DEVICE))(GatedMlp(up, gate, down, *b), x)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [JOIN - 1, JOIN])
+@pytest.mark.parametrize("biases", [(True, True), (False, False), (True, False)])
+def test_several_products_of_one_x_are_as_each_alone(rows: int, biases: tuple[bool, bool]) -> None:
+    """Joined or not, values and gradients of x, weights and biases."""
+    x, q, k = random(1, rows, 8), random(8, 2, 3), random(8, 5)
+    b = [random(*w.shape[1:]) + 1 if has else None for w, has in zip((q, k), biases, strict=True)]
+    zero = lambda v: 0 if v is None else v
+
+    def alone(x, q, k, b):
+        return jnp.einsum("bTd,dhk->bThk", x, q) + zero(b[0]), x @ k + zero(b[1])
+
+    def together(x, q, k, b):
+        return tuple(products(ONE_DEVICE, x, (("bTd,dhk->bThk", q, b[0]), ("bTd,df->bTf", k, b[1]))))
+
+    def both(f):
+        y, back = jax.vjp(f, x, q, k, b)
+        return y, back(jax.tree.map(jnp.sin, y))
+
+    for want, got in zip(jax.tree.leaves(both(alone)), jax.tree.leaves(jax.jit(lambda: both(together))()), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+class Half:
+    """A leaf with a `dot` of its own."""
+
+    def __init__(self, w: jax.Array) -> None:
+        self.w = w
+
+    def dot(self, eq: str, x: jax.Array) -> jax.Array:
+        return jnp.einsum(eq, x, self.w) / 2
+
+
+def test_a_leaf_with_its_own_product_is_left_alone() -> None:
+    x, q, k = random(1, JOIN, 8), random(8, 4), random(8, 5)
+    a, b = products(ONE_DEVICE, x, (("bTd,df->bTf", Half(q), None), ("bTd,df->bTf", k, None)))
+    np.testing.assert_allclose(a, x @ q / 2, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(b, x @ k, rtol=2e-5, atol=1e-5)
 
 
 def test_the_mlp_is_what_it_says() -> None:

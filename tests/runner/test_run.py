@@ -48,11 +48,11 @@ def test_remat_keeps_less() -> None:
 
 
 def test_no_weight_is_kept_twice() -> None:
-    """With one short row, a layer's weights are far more than its activations: a copy of each layer's weights would show."""
-    more = (("layers", 6), ("embed", 64), ("ffn", 512))
+    """With one short row, weights are far more than activations: a copy of each layer's weights for the backward pass would show."""
+    more = (("layers", 6), ("embed", 256), ("head", 32), ("ffn", 688))
     small = gradient("llama_plain", "", 1, "scan", "none", sequences=1, more=more)
     layers = sum(a.nbytes for name, a in small.grads.items() if name.startswith("layers"))
-    assert small.temp < layers
+    assert small.temp < 0.65 * layers, (small.temp, layers)
 
 
 def test_zero3_never_holds_all_layers() -> None:

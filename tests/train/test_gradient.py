@@ -1,9 +1,12 @@
 """Loss, all gradients and norm under layouts against one device; traffic of each program against the formula."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from programs import gradient, same
+from meshloom.runner.forward import logits
+from programs import config, gradient, rows, same, tree_of, weights
 
 CASES = [
     # model, layout, micro-batches, runner, remat
@@ -24,6 +27,27 @@ def test_layout_equals_one_device(name, spelling, micro, runner, remat) -> None:
     same(got, gradient(name, "", 1))
     assert [line for line in got.lines if not line.equal] == []
     assert got.lines
+
+
+def test_one_device_is_right_by_itself() -> None:
+    """The loss is the mean of -log p over scored tokens, the norm that of all gradients, a gradient the slope of the loss."""
+    model, c = config("llama")
+    batch, w, one = rows(8, 1), weights("llama"), gradient("llama", "", 1)
+    tokens, targets, scored, segments, positions = (getattr(batch, n)[0] for n in ("tokens", "targets", "weights", "segments", "positions"))
+
+    @jax.jit
+    def total(w):
+        scores = jnp.asarray(logits(model, c, w, tokens, segments, positions), jnp.float32)
+        lse = jax.nn.logsumexp(scores, axis=-1)
+        return jnp.stack([(scored * (lse - jnp.take_along_axis(scores, targets[..., None], -1)[..., 0])).sum(), (scored * lse**2).sum()])
+
+    nll, square = np.asarray(total(w), np.float64) / scored.sum()
+    assert one.loss == pytest.approx(nll, rel=1e-5)
+    assert one.norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in one.grads.values())), rel=1e-5)
+    step, unit = 2e-2, one.norm
+    moved = [jax.tree.map(lambda p, g, s=s: p + s * step / unit * g, w, tree_of(one.grads, w)) for s in (1, -1)]
+    up, down = (np.asarray(total(m), np.float64) @ (1, 1e-3) / scored.sum() for m in moved)
+    assert (up - down) / (2 * step) == pytest.approx(one.norm, rel=2e-2), (nll, square)
 
 
 @pytest.mark.parametrize("micro", [2, 4])

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import meshloom
 from meshloom.core.config import dump
 from meshloom.core.tree import named_leaves
 from meshloom.recipes import launch
@@ -113,7 +114,7 @@ def test_kill_9_then_resume(whole_run, tmp_path):
     base, _ = whole_run
     file = tmp_path / "tiny.yaml"
     file.write_text(dump(config(base, eval={"every": 5})))
-    env = {**os.environ, "XLA_FLAGS": "", "MESHLOOM_COMPILE_CACHE": "0"}
+    env = {**os.environ, "PYTHONPATH": str(Path(meshloom.__file__).parent.parent), "XLA_FLAGS": "", "MESHLOOM_COMPILE_CACHE": "0"}
     command = [sys.executable, "-m", "meshloom.cli", "train", str(file), "--out", str(tmp_path / "run")]
     victim = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log, deadline = tmp_path / "run" / METRICS, time.monotonic() + 240

@@ -124,7 +124,7 @@ class FolderLock:
         self._file: Any = None
 
     def __enter__(self) -> Self:
-        """Takes the lock.  Raises RuntimeError, naming pid and host, if a living process has it."""
+        """Takes the lock.  Raises BlockingIOError, naming pid and host, if a living process has it."""
         import fcntl
 
         with explained(self.path):
@@ -138,7 +138,7 @@ class FolderLock:
             self._file.close()
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise sentence(error, self.path) from error
-            raise RuntimeError(
+            raise BlockingIOError(
                 f"{self.path.parent} is in use by process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown host')}. "
                 "Wait until it ends, or give this run another folder."
             ) from None

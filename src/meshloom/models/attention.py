@@ -12,6 +12,7 @@ from meshloom.core.leaf import dot
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
+from meshloom.models.parts import plus, products
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
@@ -54,9 +55,8 @@ class Attention:
 
 def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
     """Causal self-attention.  x: (batch whole_seq embed).  Returns (batch seq embed), and the layer's cache with x's keys and values added."""
-    q = _plus(dot(lay, "bTd,dhk->bThk", x, w.q), w.q_bias)
-    k = _plus(dot(lay, "bTd,dgk->bTgk", x, w.k), w.k_bias)
-    v = _plus(dot(lay, "bTd,dgk->bTgk", x, w.v), w.v_bias)
+    kv = "bTd,dgk->bTgk"
+    q, k, v = products(lay, x, (("bTd,dhk->bThk", w.q, w.q_bias), (kv, w.k, w.k_bias), (kv, w.v, w.v_bias)))
     if w.q_norm is not None:
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
     if ctx.rotary is not None and kind.rotary:
@@ -70,7 +70,7 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
     dropout = _dropout(c, lay, q, ctx)
     row = _kernel(lay, kind, q, k, segments is not None, positions is not None, dropout is not None)
     y = row(q, k, v, scale=c.head**-0.5, window=kind.window, segments=segments, positions=positions, dropout=dropout)
-    return _plus(dot(lay, "bThk,hkd->btd", y, w.o), w.o_bias), cache
+    return plus(dot(lay, "bThk,hkd->btd", y, w.o), w.o_bias), cache
 
 
 def own_heads(c: ModelConfig, lay: Layout, q: jax.Array, kv: jax.Array) -> jax.Array:
@@ -110,10 +110,6 @@ def _kernel(
 def _write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     """The cache with new entries from slot `start` on."""
     return lax.dynamic_update_slice_in_dim(cache, new.astype(cache.dtype), start, axis=1)
-
-
-def _plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
-    return x if bias is None else x + bias
 
 
 def _dropout(c: ModelConfig, lay: Layout, q: jax.Array, ctx: Ctx) -> AttentionDropout | None:
