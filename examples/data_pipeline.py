@@ -5,9 +5,12 @@
 Input: the modules of Python's standard library, written as JSONL, one of them to a line, with seven lines broken on purpose; and the corpus that
 ships. Nothing here imports JAX: batches are NumPy arrays, and any framework may read them.
 
-About TIME on two CPU cores. It prints
+About 8 s on two CPU cores. It prints, beside others,
 
-    TEXT
+    1. stop: OUT/python.jsonl:7: broken JSON: the line is not valid JSON (Unterminated string starting at, column 10). Mend it, or set ...
+       skip: 80 documents, 2,256,446 characters; 6 skipped as bad
+       the first 1,000 samples: {0: 750, 1: 250}; the first twelve: [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    5. resume at sample 24 with batches of 16: the same rows as the 4th and the 5th batch of 8
 """
 
 import argparse

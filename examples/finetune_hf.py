@@ -22,7 +22,8 @@ from meshloom.recipes.run import RunConfig
 
 LIBRARY = Path(argparse.__file__).parent
 LEARNED, UNSEEN = ("argparse.py", "inspect.py", "pathlib.py", "tarfile.py", "typing.py"), "subprocess.py"
-SMALL = "model.layers=2 model.embed=128 model.heads=4 model.kv_heads=2 model.ffn=344 data.seq=128 eval.batches=2 checkpoint.every=0".split()
+SIZES = ("model.layers=2", "model.embed=128", "model.heads=4", "model.kv_heads=2", "model.ffn=344", "data.seq=128")
+OTHERS = ("eval.batches=2", "checkpoint.every=0", "sample.prompts=[]")
 
 
 def python(name: str) -> dict:
@@ -32,7 +33,7 @@ def python(name: str) -> dict:
 
 def make_base(out: Path, steps: int) -> Path:
     """A small model to start from: the shipped recipe with other sizes.  Returns its Hugging Face folder."""
-    launch.train(load_recipe("quickstart", [*SMALL, f"train.steps={steps}"]), out)
+    launch.train(load_recipe("quickstart", [*SIZES, *OTHERS, f"train.steps={steps}", f"schedule.warmup={steps // 10}"]), out)
     return out / "hf"
 
 

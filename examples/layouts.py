@@ -4,7 +4,7 @@
 
 Each layout trains the shipped corpus on eight simulated CPU devices and is held against one device. What a device keeps is counted on its arrays and
 must be what the formula says; what it sends is by formula, which `meshloom verify` compares with the compiled program. The second table makes no
-array: a 6.7B model on 64 devices, from its specs. About TIME on two CPU cores. It prints (6 and 5 lines such as)
+array: a 6.7B model on 64 devices, from its specs. About 50 s on two CPU cores. It prints (6 and 5 lines such as)
 
     zero3=8                    8.2294  1e-07  1.1874  1e-07  519.5 KiB  reduce-scatter 1.2 MiB, all-gather 1.5 MiB, all-reduce 35 B
     zero3=64                   kept   1.2 GiB  in a step about   5.8 GiB more  sent reduce-scatter 12.4 GiB, all-gather 24.2 GiB, all-reduce 39 B

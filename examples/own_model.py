@@ -4,7 +4,7 @@
 
 Attention and an MLP with squared ReLU, no biases and no gains. It names axes and never a device: `c.spec("embed ffn")` is what a weight is,
 `dot(lay, "bTd,df->bTf", x, w)` what is multiplied; with `put(lay, "btd->bTd", x)` a layer's inside begins. Text: the paragraphs of Python's own
-argparse.py. One device trains, then four simulated ones. About TIME on two CPU cores. It prints both runs, and
+argparse.py. One device trains, then four simulated ones. About 20 s on two CPU cores. It prints both runs, and
 
     one device       loss 8.3097 8.2126 8.0904 8.0401 8.0258 8.0502 8.0129 7.8840
     zero3=2 tensor=2 loss 8.3097 8.2126 8.0904 8.0401 8.0258 8.0502 8.0129 7.8840
