@@ -72,3 +72,17 @@ def test_train_exports_and_starts_from_the_export(tmp_path):
     again = recipe(tmp_path, train={"steps": 1}, optimizer={"lr": 1e-12}).model_copy(update={"model": start})
     more = launch.train(again, tmp_path / "more")
     assert more.loss == pytest.approx(outcome.loss, rel=1e-4)
+
+
+def test_a_family_without_a_counterpart_elsewhere_is_not_exported(tmp_path, monkeypatch):
+    from meshloom.models import llama
+    from meshloom.models.base import Model
+    from meshloom.models.table import MODELS
+
+    own = Model("own", *llama.MODEL[1:8])
+    monkeypatch.setitem(MODELS, "llama", own)
+    assert own.hf(None) == ()
+    with pytest.raises(ValueError, match=r"has no counterpart in Hugging Face"):
+        own.from_hf({})
+    launch.train(recipe(tmp_path, train={"steps": 1}), tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints").is_dir() and not (tmp_path / "run" / "hf").exists()

@@ -65,7 +65,7 @@ def parse(line: str, field: str, place: tuple[str, int], max_bytes: int) -> Docu
     try:
         value = json.loads(line.rstrip("\r\n"))
     except json.JSONDecodeError as e:
-        return Bad("broken JSON", *place, f"{e.msg} at column {e.colno}")
+        return Bad("broken JSON", *place, f"{e.msg}, column {e.colno}")
     except (ValueError, RecursionError) as e:  # ValueError also for numbers of thousands of digits
         return Bad("broken JSON", *place, str(e))
     if not isinstance(value, dict):

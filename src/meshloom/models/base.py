@@ -158,6 +158,11 @@ class Row(NamedTuple):
     form: str
 
 
+def _unknown_there(*given: Any) -> Any:
+    """Refuses a config.json for a family that Hugging Face does not know."""
+    raise ValueError("This family has no counterpart in Hugging Face. Give its Model the functions hf, from_hf and to_hf.")
+
+
 class Model(NamedTuple):
     """A model family as a value: specs and a few pure functions. c: its configuration; w: its tree of local weights; lay: the layout."""
 
@@ -175,11 +180,11 @@ class Model(NamedTuple):
     """c, lay, w, x -> x after the last norm, ready for the head."""
     kinds: Callable[[Any], tuple[Kind, ...]]
     """c -> the Kind of each layer."""
-    hf: Callable[[Any], tuple[Row, ...]]
-    """c -> the rows of its Hugging Face map."""
-    from_hf: Callable[[dict], Any]
+    hf: Callable[[Any], tuple[Row, ...]] = lambda c: ()
+    """c -> the rows of its Hugging Face map. None: it has no counterpart there and is not exported."""
+    from_hf: Callable[[dict], Any] = _unknown_there
     """config.json, either schema -> c."""
-    to_hf: Callable[[Any, bool], dict]
+    to_hf: Callable[[Any, bool], dict] = _unknown_there
     """c, whether in the old schema -> config.json."""
 
 

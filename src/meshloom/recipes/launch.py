@@ -176,18 +176,16 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
             ready.tokenizer.save(folder / "tokenizer")
         outcome = loop.train(_run(config, folder, chosen, ready), resume)
         if outcome.signal is None:
-            target = folder / "hf"
-            hf.save(
-                target,
-                chosen.model,
-                chosen.config,
-                outcome.state.params,
-                tokenizer=folder / "tokenizer",
-                overwrite=True,
-                **_said(chosen.source),
-            )
+            _export(folder, chosen, outcome)
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
         return outcome
+
+
+def _export(folder: Path, chosen: Chosen, outcome: Outcome) -> None:
+    """Writes the model as a Hugging Face folder; nothing where its family has no counterpart there."""
+    if chosen.model.hf(chosen.config):
+        said, words = _said(chosen.source), folder / "tokenizer"
+        hf.save(folder / "hf", chosen.model, chosen.config, outcome.state.params, tokenizer=words, overwrite=True, **said)
 
 
 def _in_turn(work: Callable[[], Prepared]) -> Prepared:

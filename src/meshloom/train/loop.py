@@ -100,7 +100,7 @@ def train(run: Run, resume: bool = False) -> Outcome:
                 state, told = step.run(state, batch)
                 done, sample = done + 1, sample + run.batch.sequences
                 if done == first + 1:
-                    progress.restart()
+                    progress.restart(first)
                 hooks.log(hooks.interval.push(done, told))
                 saved.check()
                 if _every(done, run.checkpoint.every):
@@ -143,7 +143,7 @@ class Hooks:
             check_skips(self.run.train.nonfinite_limit, int(last["consecutive"]), self.progress.done, last["scale"])
         if line is None:
             return
-        rate = self.progress.rate(line.tokens)
+        rate = self.progress.rate(line.tokens, line.step, (line.step - 1) % self.interval.every + 1)
         self.metrics.write(line.tree())
         self.metrics.write({"step": line.step, **rate._asdict()}, TIMING)
         self.progress.line(line, rate)

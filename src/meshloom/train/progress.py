@@ -25,6 +25,7 @@ class Progress:
         self.steps, self.done, self.share, self.positions, self.show = steps, start, share, positions, show
         self.begun = self.since = time.perf_counter()
         self.first, self.marked, self.waited = start, start, 0.0
+        self.last = Rate(0.0, 0.0, None, 0.0)
         self.bar = _bar(steps, start) if show and sys.stdout.isatty() else None
 
     def __enter__(self) -> Self:
@@ -36,9 +37,10 @@ class Progress:
         if self.bar:
             self.bar.stop()
 
-    def restart(self) -> None:
-        """Starts the clock anew: after compiling, evaluating or saving, which are not the step's time."""
-        self.since, self.marked, self.waited = time.perf_counter(), self.done, 0.0
+    def restart(self, done: int | None = None) -> None:
+        """Starts the clock anew: after compiling, evaluating or saving, which are not the step's time.  done: steps that are over by now;
+        by default all that were sent."""
+        self.since, self.marked, self.waited = time.perf_counter(), self.done if done is None else done, 0.0
 
     def step(self, done: int, waited: float) -> None:
         """A step has been sent. waited: seconds that its data took."""
@@ -46,13 +48,17 @@ class Progress:
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done)
 
-    def rate(self, tokens: int) -> Rate:
-        """The speed since the last call. tokens: scored in that time."""
-        seconds, steps = max(time.perf_counter() - self.since, 1e-9), self.done - self.marked
-        mfu = None if self.share is None else self.share * steps * self.positions / seconds
-        rate = Rate(seconds, tokens / seconds, mfu, self.waited / seconds)
-        self.restart()
-        return rate
+    def rate(self, tokens: int, step: int, steps: int) -> Rate:
+        """The speed since the last call or restart. tokens: scored in an interval of so many steps that ended with `step`. The step after it may
+        have been sent already, and the clock may have been started anew inside the interval: only the steps since then count. Where there are none
+        (the last save came first), the speed before."""
+        seconds, timed = max(time.perf_counter() - self.since, 1e-9), step - self.marked
+        if timed <= 0:
+            return self.last
+        mfu = None if self.share is None else self.share * timed * self.positions / seconds
+        self.last = Rate(seconds, tokens * timed / steps / seconds, mfu, self.waited / seconds)
+        self.restart(step)
+        return self.last
 
     def line(self, line: Line, rate: Rate) -> None:
         """Shows an interval."""

@@ -1,0 +1,135 @@
+"""Draws the picture of the README: axis names between a model's specs and the mesh.
+
+    python docs/pictures/draw.py        # writes docs/pictures/meshloom.svg
+
+The specs, the tables and the shards are read from the code, so that the picture cannot say what the code does not.
+"""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from meshloom.core.layout import Layout
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import named_leaves
+from meshloom.models.llama import MODEL, Config
+from meshloom.parallel.table import build
+
+SIZES = Config(layers=4, embed=256, heads=8, kv_heads=4, ffn=688, vocab=4096, max_seq=256)
+SPELLING = "zero3=4 tensor=2"
+SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
+NAMES = ("embed", "heads", "kv_heads", "ffn", "vocab")
+INK, SOFT, PAPER = "#22303c", "#66737f", "#f6f8fa"
+COLOURS = {"zero": "#2f6fb3", "tensor": "#d9822b"}
+MONO = {"family": "monospace", "size": 13}
+
+
+def box(ax, x: float, y: float, w: float, h: float, title: str, below: str) -> None:
+    """A panel with a title and a line under it."""
+    ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0,rounding_size=1.2", facecolor=PAPER, edgecolor="#d0d7de"))
+    ax.text(x + 2, y + h - 4, title, size=15, weight="bold", color=INK, va="center")
+    ax.text(x + 2, y + h - 8, below, size=12, color=SOFT, va="center")
+
+
+def words(ax, x: float, y: float, parts: list[tuple[str, str]], step: float = 1.084) -> None:
+    """Words of several colours on one line."""
+    for text, colour in parts:
+        ax.text(x, y, text, color=colour, va="center", weight="bold" if colour in COLOURS.values() else "normal", **MONO)
+        x += step * (len(text) + 1)
+
+
+def colour(lay: Layout, name: str) -> str:
+    """The colour of the mesh axis that splits an axis at rest."""
+    axes = lay.rest.get(name, ())
+    return COLOURS[axes[0]] if axes else INK
+
+
+def model(ax, lay: Layout, leaves: dict[str, Spec]) -> None:
+    """The specs, with the names in the colours of the mesh axes that split them."""
+    box(ax, 1, 38, 58, 60, "A model names axes", "specs: what each array is; a block never mentions a device")
+    for i, path in enumerate(SHOWN):
+        y = 84 - 5.2 * i
+        ax.text(3, y, path.removeprefix("layers."), color=INK, va="center", **MONO)
+        words(ax, 18.5, y, [("[", SOFT), *((name, colour(lay, name)) for name in leaves[path].axes), ("]", SOFT)])
+    ax.text(3, 50.5, 'dot(lay, "bTd,dhk->bThk", x, w.q)', color=INK, va="center", **MONO)
+    ax.text(3, 46.3, 'dot(lay, "bThk,hkd->btd", y, w.o)', color=INK, va="center", **MONO)
+    ax.text(3, 41.8, "over a split axis, the sum between devices is made here", size=12, color=SOFT, va="center")
+
+
+def tables(ax, lay: Layout) -> None:
+    """The layout's tables, name by name."""
+    box(ax, 72, 38, 47, 60, "A layout maps names to the mesh", f'"{SPELLING}"')
+    for j, table in enumerate(("rest", "live", "acts")):
+        ax.text(90 + 10 * j, 84, table, size=12.5, color=SOFT, va="center", ha="center")
+    for i, name in enumerate(("batch", *NAMES)):
+        y = 79 - 5.2 * i
+        ax.text(74, y, name, color=INK, va="center", **MONO)
+        for j, table in enumerate(("rest", "live", "acts")):
+            axes = getattr(lay, table).get(name, ())
+            text, shade = (axes[0], COLOURS[axes[0]]) if axes else ("-", SOFT)
+            ax.text(90 + 10 * j, y, text, color=shade, va="center", ha="center", weight="bold" if axes else "normal", **MONO)
+    ax.text(74, 45.8, "rest: between steps   live: while a layer runs", size=12, color=SOFT, va="center")
+    ax.text(74, 41.8, "acts: activations", size=12, color=SOFT, va="center")
+
+
+def mesh(ax, lay: Layout, s: Spec) -> None:
+    """Eight devices, and the part of one array that each holds."""
+    box(ax, 1, 1, 118, 31, "The mesh holds shards", "zero x tensor = 4 x 2 devices")
+    for row in range(lay.sizes["tensor"]):
+        for col in range(lay.sizes["zero"]):
+            x, y = 40 + 10.5 * col, 4.5 + 9 * (1 - row)
+            ax.add_patch(Rectangle((x, y), 9, 7.6, facecolor="white", edgecolor=INK, linewidth=1))
+            ax.text(x + 4.5, y + 3.8, str(lay.sizes["tensor"] * col + row), size=12.5, color=INK, va="center", ha="center")
+    ax.text(60.5, 26.2, "zero", color=COLOURS["zero"], weight="bold", va="center", ha="center", **MONO)
+    ax.add_patch(FancyArrowPatch((40, 23.9), (80.5, 23.9), arrowstyle="->", mutation_scale=12, color=COLOURS["zero"], linewidth=1.6))
+    ax.text(36.6, 12.8, "tensor", color=COLOURS["tensor"], weight="bold", va="center", ha="center", rotation=90, **MONO)
+    ax.add_patch(FancyArrowPatch((38.5, 21.1), (38.5, 4.5), arrowstyle="->", mutation_scale=12, color=COLOURS["tensor"], linewidth=1.6))
+    ax.text(
+        3,
+        17,
+        "Another layout moves the\nparts elsewhere; losses and\ngradients stay the same.",
+        size=12,
+        color=INK,
+        va="top",
+        linespacing=1.5,
+    )
+    shard = lay.shard_shape("rest", s)
+    left, top, w, h = 86, 6, 11.5, 14.5
+    ax.text(left, 26.2, "attn.q  at rest", color=INK, va="center", **MONO)
+    ax.text(left + w / 2, 22.6, "heads", size=12, color=COLOURS["tensor"], va="center", ha="center")
+    ax.text(left - 1.2, top + h / 2, "embed", size=12, color=COLOURS["zero"], va="center", ha="center", rotation=90)
+    for i in range(lay.sizes["zero"]):
+        for j in range(lay.sizes["tensor"]):
+            part = (left + w / 2 * j, top + h - h / 4 * (i + 1))
+            ax.add_patch(Rectangle(part, w / 2, h / 4, facecolor="#dbe9f6" if (i + j) % 2 else "#eef4fa", edgecolor=INK, linewidth=0.8))
+            ax.text(part[0] + w / 4, part[1] + h / 8, str(2 * i + j), size=10.5, color=INK, va="center", ha="center")
+    for i, (name, whole, own) in enumerate(zip(s.axes, s.shape, shard)):
+        text = f"{name:6}{whole:>4}" + (f" -> {own}" if own != whole else "")
+        ax.text(100, 18.6 - 3.9 * i, text, color=colour(lay, name), va="center", **{**MONO, "size": 12})
+
+
+def main() -> None:
+    """The whole picture."""
+    lay, leaves = build(SPELLING, SIZES, SIZES.max_seq), named_leaves(MODEL.specs(SIZES), is_spec)
+    matplotlib.rcParams |= {"svg.hashsalt": "meshloom", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
+    figure, ax = plt.subplots(figsize=(12, 10))
+    ax.set(xlim=(0, 120), ylim=(0, 99))
+    ax.axis("off")
+    figure.subplots_adjust(0, 0, 1, 1)
+    model(ax, lay, leaves)
+    tables(ax, lay)
+    mesh(ax, lay, leaves["layers.attn.q"])
+    ax.add_patch(FancyArrowPatch((59.6, 68), (71.4, 68), arrowstyle="<->", mutation_scale=18, color=INK, linewidth=1.8))
+    ax.text(65.5, 71, "names", size=13, weight="bold", color=INK, va="center", ha="center")
+    ax.text(65.5, 65, "all that\nthey share", size=12, color=SOFT, va="top", ha="center")
+    for x in (30, 95.5):
+        ax.add_patch(FancyArrowPatch((x, 37.6), (x, 32.6), arrowstyle="->", mutation_scale=18, color=INK, linewidth=1.8))
+    figure.savefig(Path(__file__).with_name("meshloom.svg"), facecolor="white", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

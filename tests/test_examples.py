@@ -1,0 +1,87 @@
+"""Every example runs as its docstring says, small, and prints what it promises."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LONGEST = 100  # lines
+LIMIT = 180  # seconds; on two quiet cores each takes a tenth of it
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home folder that the examples share, so that the corpus is tokenized once and nothing is left in the real one."""
+    return tmp_path_factory.mktemp("home")
+
+
+def run(home: Path, folder: Path, name: str, *flags: str) -> str:
+    """What an example prints, run as a user runs it: a process of its own, in an empty folder."""
+    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(home), "JAX_PLATFORMS": "cpu"}
+    environ |= {"JAX_COMPILATION_CACHE_DIR": str(home / "xla")}
+    command = [sys.executable, str(EXAMPLES / name), *flags]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """The numbers that a pattern's groups hold, of its one place in a text."""
+    found = re.findall(pattern, text, re.MULTILINE)
+    assert len(found) == 1, f"{pattern!r} is found {len(found)} times in\n{text}"
+    return [float(n.replace(",", "")) for n in (found[0] if isinstance(found[0], tuple) else found)]
+
+
+def test_train_from_python(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "train_from_python.py", "--steps", "20")
+    last, first = numbers(r"^trained +([\d.]+) nats .*, ([\d.]+) on the first 10$", told)
+    held, perplexity = numbers(r"^held out +([\d.]+) nats a token, perplexity ([\d.,]+),", told)
+    assert last < first < 8.5 and held < 8 and perplexity < 4096
+    assert (tmp_path / "runs" / "from-python" / "metrics.jsonl").is_file()
+
+
+def test_finetune_hf(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "finetune_hf.py", "--steps", "12", "--out", "out")
+    before, after = (numbers(rf"^{name} +([\d.]+) nats a token, .* bits a byte$", told)[0] for name in ("before", "after"))
+    assert after < before - 0.1
+    assert "loaded 20 of 20 tensors, 0 missing, 0 unexpected" in told
+    assert "out/tuned/hf: config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json" in told
+
+
+def test_own_model(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "own_model.py", "--steps", "3")
+    assert "layout     zero3=2 x tensor=2" in told
+    assert max(numbers(r"^largest relative difference: loss (\S+), norm (\S+)$", told)) < 1e-5
+    one, many = re.findall(r"^(?:one device|zero3=2 tensor=2) +loss (.*)$", told, re.MULTILINE)
+    assert one == many and len(one.split()) == 3
+
+
+def test_layouts(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "layouts.py", "--steps", "2", "zero3=8")
+    lines = {line[:26].strip(): line for line in told.splitlines()}
+    assert lines["one device"].endswith("nothing") and "all-gather" in lines["zero3=8"]
+    assert lines["one device"][26:33] == lines["zero3=8"][26:33]
+    assert re.search(r"^zero3=64 +kept +1\.2 GiB", told, re.MULTILINE)
+
+
+def test_data_pipeline(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "data_pipeline.py", "--out", "out")
+    assert "1. stop: out/python.jsonl:7: broken JSON".replace("out/", "OUT/") in told and "6 skipped as bad" in told
+    for kind in ("broken JSON", "not an object", "missing field", "wrong type", "empty", "not UTF-8"):
+        assert re.search(rf"^ +1 {kind} \(", told, re.MULTILINE)
+    assert "{0: 750, 1: 250}" in told and "[1, 1, 0, 1, 1, 1]" in told and "5. resume at sample 24" in told
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
+def test_examples_are_short_and_say_what_they_show(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST
+    said = ast.get_docstring(ast.parse(text)) or ""
+    assert f"python examples/{path.name}" in said and "on two CPU cores" in said and "It prints" in said
+    assert f"def test_{path.stem}(" in Path(__file__).read_text(encoding="utf-8")
