@@ -1,6 +1,7 @@
 """YAML as a person means it."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,11 @@ def test_files_that_hold_no_mapping_are_refused(tmp_path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ValueError, match="is not UTF-8"):
         yamls.read(tmp_path / "b.yaml")
+
+
+def test_a_key_that_is_no_word_and_an_empty_file_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 1, column 3: a key must be a word, not a list or a section"):
+        yamls.value("? [a, b]\n: 3\n")
+    (tmp_path / "a.yaml").write_text("# nothing\n")
+    with pytest.raises(ValueError, match="it is empty"):
+        yamls.read(tmp_path / "a.yaml")

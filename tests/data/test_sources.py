@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import struct
 import zlib
 
@@ -214,3 +215,41 @@ def test_r_data_is_read(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Rdata.rdb").write_bytes(vector([b"EMMA", b"", "é".encode()]) + vector([b"two"]))
     assert list(character_vectors(tmp_path)) == [["EMMA", "", "é"], ["two"]]
+
+
+def test_links_are_followed_once_and_broken_ones_told(tmp_path):
+    folder, beside = tmp_path / "data", tmp_path / "beside"
+    folder.mkdir(), beside.mkdir()
+    (folder / "a.txt").write_text("a")
+    (beside / "b.txt").write_text("b")
+    (folder / "sub").symlink_to(beside)
+    (folder / "self").symlink_to(folder)
+    (beside / "back").symlink_to(folder)
+    (folder / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    report = Report()
+    assert texts(folder, report=report) == ["a", "b"]
+    assert report.other_files == ["gone.txt"]
+
+
+def test_what_is_neither_file_nor_folder(tmp_path):
+    (tmp_path / "link.txt").symlink_to("link.txt")
+    with pytest.raises(ValueError, match=r"link.txt is a link to link.txt, which is not there\. Mend the link"):
+        texts(tmp_path / "link.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match="pipe.txt is no regular file, but a pipe or a device"):
+        texts(tmp_path / "pipe.txt")
+
+
+@pytest.mark.parametrize(
+    "name, held, said",
+    [
+        ("state.json", "junk", "state.json is damaged .*Save the data set again"),
+        ("state.json", "{}", "state.json is damaged"),
+        ("dataset_dict.json", "[]", "dataset_dict.json is damaged"),
+        ("dataset_dict.json", '{"splits": []}', "holds several data sets: none. Give the path of one."),
+    ],
+)
+def test_a_damaged_description_of_a_data_set(tmp_path, name, held, said):
+    (tmp_path / name).write_text(held)
+    with pytest.raises(ValueError, match=said):
+        texts(tmp_path)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from meshloom.core import yamls
-from meshloom.core.config import ConfigError, dump, load
-from meshloom.recipes.load import find, load_recipe, names, tree
+from meshloom.core.config import ConfigError, dump, load, to_tree
+from meshloom.recipes.load import find, load_recipe, names, over, tree
 from meshloom.recipes.run import RunConfig
 
 
@@ -61,3 +61,22 @@ def test_the_errors_that_the_page_shows(tmp_path: Path, monkeypatch: pytest.Monk
         load_recipe("my.yaml")
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert str(caught.value) in page
+
+
+def test_a_model_that_is_named_otherwise_takes_the_place_of_the_recipes() -> None:
+    config = load_recipe("quickstart", ["model.from=some/folder"])
+    assert to_tree(config)["model"] == {"from": "some/folder"}
+    assert over({"model": {"from": "a"}}, {"model": {"family": "llama", "layers": 1}})["model"] == {"family": "llama", "layers": 1}
+    assert over({"model": {"family": "llama", "layers": 1}}, {"model": {"layers": 2}})["model"] == {"family": "llama", "layers": 2}
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "-x", "a\0b"])
+def test_a_name_that_would_lead_out_of_the_runs_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="name: the run's folder is named by it, so it holds letters"):
+        load(RunConfig, {"name": name, "model": {"from": "x"}, "train": {"steps": 1}})
+
+
+@pytest.mark.parametrize("lr", [".inf", "1e400", ".nan"])
+def test_a_number_that_is_not_finite_is_refused(lr: str) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.lr must be a finite number; you gave (Infinity|NaN)."):
+        load_recipe("quickstart", [f"optimizer.lr={lr}"])

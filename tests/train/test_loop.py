@@ -147,6 +147,51 @@ def test_another_model_is_refused(whole_run):
         launch.train(other, base / "run", resume=True)
 
 
+def test_a_refused_resume_leaves_the_folder_as_it_was(whole_run):
+    """C20: otherwise the recipe that does not fit would be the run's, and its tokenizer too."""
+    base, _ = whole_run
+    before = {p: p.read_bytes() for p in (base / "run").rglob("*") if p.is_file() and "checkpoints" not in p.parts and p.name != ".lock"}
+    for over in ({"model": {"heads": 8, "head": 8}}, {"optimizer": {"kind": "lion"}}, {"seed": 9}):
+        with pytest.raises(ValueError, match=r"another model|does not fit|data seed = 0 and now has 9"):
+            launch.train(config(base, **over), base / "run", resume=True)
+    assert {p: p.read_bytes() for p in before} == before
+
+
+DAMAGE = {
+    "info.json": (lambda at: (at / "8" / "info.json").write_text('{"form'), r"8, the newest checkpoint, is damaged: its info\.json cannot be read"),
+    "files": (lambda at: (at / "8" / "files.0.json").unlink(), r"8, the newest checkpoint, is damaged: it lacks files\.0\.json"),
+    "list": (lambda at: (at / "8" / "files.0.json").write_text("{"), r"8/files\.0\.json cannot be read.*move .*8 away\. There are checkpoints of steps 4, 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(DAMAGE))
+def test_a_damaged_newest_checkpoint_is_named_and_kept(whole_run, tmp_path, name):
+    """Nothing is removed, nothing begins anew; with the damaged one moved away the run goes on from the one before."""
+    base, outcome = whole_run
+    launch.train(config(base, train={"steps": 8}, checkpoint={"every": 4}), tmp_path / "run")
+    folder, longer = tmp_path / "run" / "checkpoints", config(base, eval={"every": 5}, checkpoint={"every": 4})
+    damage, said = DAMAGE[name]
+    damage(folder)
+    lines = (tmp_path / "run" / METRICS).read_bytes()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=said):
+            launch.train(longer, tmp_path / "run", resume=True)
+    assert (folder / "8").is_dir() and (tmp_path / "run" / METRICS).read_bytes() == lines
+    (folder / "8").rename(tmp_path / "8")
+    (folder / "run.json").write_text('{"ru')
+    again = launch.train(longer, tmp_path / "run", resume=True)
+    a, b = weights(outcome.state), weights(again.state)
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_whose_name_is_lost_goes_on(whole_run, tmp_path, capsys):
+    base, _ = whole_run
+    launch.train(config(base, train={"steps": 4}, checkpoint={"every": 2}), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "run.json").unlink()
+    assert launch.train(config(base, train={"steps": 5}), tmp_path / "run", resume=True).step == 5
+    assert "run.json was missing or damaged; the checkpoints beside it say which run this is." in capsys.readouterr().out
+
+
 def test_a_folder_with_a_run_is_not_overwritten(whole_run):
     base, _ = whole_run
     with pytest.raises(FileExistsError, match="--resume"):

@@ -96,3 +96,21 @@ def test_tensorboard(tmp_path):
     with Metrics(tmp_path, True, 1) as metrics:
         metrics.write({"kind": "train", "step": 1, "loss": 3.0})
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("line", [b"\xff{broken", b"[1]", b"{}", b'{"step": "x"}', b'{"kind": "train", "st'])
+def test_a_damaged_line_is_named_and_nothing_is_changed(tmp_path, line):
+    raw = b'{"kind": "train", "step": 1}\n' + line + b'\n{"kind": "train", "step": 3}\nhalf'
+    (tmp_path / METRICS).write_bytes(raw)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is damaged: it is not a line that a run wrote\. Take the line out, or move"):
+        Metrics(tmp_path, False, 1, 3)
+    assert (tmp_path / METRICS).read_bytes() == raw
+
+
+def test_text_with_other_line_ends_stays_one_line(tmp_path):
+    text = "a\u2028b\u0085c\x0cd\r\n"
+    with Metrics(tmp_path, False, 1) as metrics:
+        metrics.write({"kind": "sample", "step": 1, "prompt": "", "text": text})
+    with Metrics(tmp_path, False, 1, 2):
+        pass
+    assert [line["text"] for line in read(tmp_path, "sample")] == [text]

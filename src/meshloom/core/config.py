@@ -22,6 +22,7 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,  # text never becomes a number, nor 1 a boolean
+        allow_inf_nan=False,  # what is `.inf` in a file is a mistake: "never" and "no limit" have spellings of their own
         use_attribute_docstrings=True,
         validate_default=True,
         populate_by_name=True,

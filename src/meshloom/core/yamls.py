@@ -43,7 +43,9 @@ def _mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, (list, dict)) or key in seen:
+        if isinstance(key, (list, dict)):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word, not a list or a section", key_node.start_mark)
+        if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
         seen[key] = loader.construct_object(value_node, deep=True)
     return seen
@@ -78,7 +80,7 @@ def read(path: Path | str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} must hold keys and values, like 'train: {{steps: 100}}'; it holds {type(tree).__name__}.")
+        raise ValueError(f"{path} must hold keys and values, like 'train: {{steps: 100}}'; it {'is empty' if tree is None else f'holds a {type(tree).__name__}'}.")
     return tree
 
 

@@ -138,13 +138,18 @@ def digest_of(file: Path) -> str:
 
 def is_store(source: Source) -> bool:
     """Whether a source's path is the prefix of a token store."""
-    return source.format == "store" or (source.format == "auto" and file_of(Path(source.path).expanduser(), "idx").exists())
+    return source.format == "store" or (source.format == "auto" and file_of(prefix_of(source.path), "idx").exists())
+
+
+def prefix_of(path: str) -> Path:
+    """The prefix of a token store that is named by it, or by one of its two files."""
+    whole = Path(path).expanduser()
+    return whole.with_suffix("") if whole.suffix in (".idx", ".bin") else whole
 
 
 def open_store(prefix: str, tokenizer: Tokenizer) -> Store:
     """A token store made by an earlier `prepare`, or by Megatron.  Raises ValueError, naming what differs, if it was made with another tokenizer."""
-    path = Path(prefix).expanduser()
-    store = Store(path.with_suffix("") if path.suffix in (".idx", ".bin") else path)
+    store = Store(prefix_of(prefix))
     made_with = store.meta.get("made_with", {})
     for name, now in tokenizer_facts(tokenizer).items():
         if name in made_with and made_with[name] != now:

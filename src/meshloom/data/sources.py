@@ -5,6 +5,7 @@
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -102,22 +103,56 @@ def files_of(source: Source, report: Report | None = None) -> list[Path]:
             )
         return [path]
     if not path.is_dir():
-        raise ValueError(f"There is no file or folder {path}.{near(path)}")
+        raise ValueError(_no_file(path))
     if (path / "dataset_dict.json").exists():
-        parts = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        raise ValueError(f"{path} holds several data sets: {', '.join(parts)}. Give the path of one, such as {path / parts[0]}.")
+        parts = _described(path / "dataset_dict.json", lambda tree: [str(name) for name in tree["splits"]])
+        example = f", such as {path / parts[0]}" if parts else ""
+        raise ValueError(f"{path} holds several data sets: {', '.join(parts) or 'none'}. Give the path of one{example}.")
     if (path / "state.json").exists():
-        return [path / f["filename"] for f in json.loads((path / "state.json").read_text())["_data_files"]]
-    every = sorted(p for p in path.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts))
-    found = [p for p in every if _wanted(p, source)]
+        return _described(path / "state.json", lambda tree: [path / f["filename"] for f in tree["_data_files"]])
+    every = walk(path)
+    found = [p for p in every if p.is_file() and _wanted(p, source)]
     if report is not None:
         wanted = set(found)
         report.other_files += [str(p.relative_to(path)) for p in every if p not in wanted]
     if not found:
         raise ValueError(
-            f"Folder {path} holds no file that ends in {', '.join(ENDINGS)} (with .gz or .zst). It holds {len(every)} other files."
+            f"Folder {path} holds no file that ends in {', '.join(ENDINGS)} (with .gz or .zst). It holds {len(every)} other files. "
+            "Give another folder, or one file together with its format."
         )
     return found
+
+
+def walk(folder: Path) -> list[Path]:
+    """Every file below a folder, in the order of their paths: links to folders are followed, once each; names that begin with a dot are not."""
+    seen, out, left = {os.path.realpath(folder)}, [], [folder]
+    while left:
+        for path in left.pop().iterdir():
+            if path.name.startswith("."):
+                continue
+            if not path.is_dir():
+                out.append(path)
+            elif (real := os.path.realpath(path)) not in seen:
+                seen.add(real)
+                left.append(path)
+    return sorted(out)
+
+
+def _described(file: Path, take: Callable[[Any], list]) -> list:
+    """What one of the files holds with which `datasets` describes a folder.  Raises ValueError where it is damaged."""
+    try:
+        return take(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, TypeError) as e:
+        raise ValueError(f"{file} is damaged ({type(e).__name__}: {e}). Save the data set again with Dataset.save_to_disk.") from e
+
+
+def _no_file(path: Path) -> str:
+    """What to say of a path that is neither a file nor a folder."""
+    if os.path.islink(path):
+        return f"{path} is a link to {os.readlink(path)}, which is not there. Mend the link, or give the path of the file itself."
+    if path.exists():
+        return f"{path} is no regular file, but a pipe or a device, which cannot be read twice. Write its contents to a file and give that."
+    return f"There is no file or folder {path}.{near(path)}"
 
 
 def _wanted(path: Path, source: Source) -> bool:
@@ -175,7 +210,8 @@ def documents(sources: Sequence[Source], on_bad: str, max_bytes: int, report: Re
             report.characters += len(found.text)
             yield found
         if report.documents == before:
-            raise ValueError(f"Source '{source.path}' has no documents. " + " ".join(line.strip() for line in report.lines()[1:]))
+            why = " ".join(line.strip() for line in report.lines()[1:])
+            raise ValueError(f"Source '{source.path}' has no documents. {why}{' ' * bool(why)}Put text in it, or leave it out.")
 
 
 def describe(bad: Bad) -> str:

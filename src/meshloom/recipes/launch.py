@@ -171,10 +171,13 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
         told = (*chosen.said, *brief(explained(config, chosen)), *ready.sets.report)
         for line in (*told, *describe(ready.sets.train, ready.sets.valid, ready.steps * config.batch.sequences)):
             say(line)
-        if first:
-            write_text(folder / RESOLVED, dump(config))
-            ready.tokenizer.save(folder / "tokenizer")
-        outcome = loop.train(_run(config, folder, chosen, ready), resume)
+
+        def begun() -> None:
+            if first:
+                write_text(folder / RESOLVED, dump(config))
+                ready.tokenizer.save(folder / "tokenizer")
+
+        outcome = loop.train(_run(config, folder, chosen, ready)._replace(begun=begun), resume)
         if outcome.signal is None:
             _export(folder, chosen, outcome)
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")

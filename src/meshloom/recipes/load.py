@@ -44,10 +44,18 @@ def tree(recipe: str, beside: Path = Path(), seen: tuple[Path, ...] = ()) -> dic
         return own
     if not isinstance(base, str):
         raise ValueError(f"{path}: extends must be the name or the path of one recipe; it is {base!r}.")
-    return merge(tree(base, path.parent, (*seen, path)), own)
+    return over(tree(base, path.parent, (*seen, path)), own)
+
+
+def over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`own` merged over `base`. A model is named by `from` or by `family`; the one takes the place of the other, with all its keys."""
+    old, new = base.get("model"), own.get("model")
+    if isinstance(old, dict) and isinstance(new, dict) and (("from" in new) != ("from" in old)) and ("from" in new or "family" in new):
+        base = {key: value for key, value in base.items() if key != "model"}
+    return merge(base, own)
 
 
 def load_recipe(recipe: str, sets: Iterable[str] = ()) -> RunConfig:
     """The checked configuration of a recipe under `a.b=value` overrides; later ones win.
     Raises OSError where there is no such recipe, ValueError with every mistake otherwise."""
-    return load(RunConfig, merge(tree(recipe), parse_sets(sets)), recipe)
+    return load(RunConfig, over(tree(recipe), parse_sets(sets)), recipe)

@@ -1,5 +1,6 @@
 """The configuration of a run: every section that a recipe may hold, each owned by the code that reads it."""
 
+import re
 from typing import Any
 
 from pydantic import Field, InstanceOf, field_serializer, field_validator
@@ -38,7 +39,7 @@ class Folder(Section):
 class RunConfig(Section):
     """All of a run. `meshloom train` writes it, resolved, to `run.yaml` in the run's folder."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
+    name: str
     """Names the run and its folder."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Decides starting weights, sample order and dropout."""
@@ -66,6 +67,13 @@ class RunConfig(Section):
     """When the model writes text, and from which prompts."""
     log: LogConfig = LogConfig()
     """What is written about the run."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(f"the run's folder is named by it, so it holds letters, digits, '_', '-' and '.', and begins with no '.' or '-'; you gave {name!r}.")
+        return name
 
     @field_validator("model", mode="before")
     @classmethod

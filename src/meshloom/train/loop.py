@@ -64,6 +64,8 @@ class Run(NamedTuple):
     """shardings -> the parameters to start from; None: random ones."""
     write: Callable[[Tree], list[str]] | None
     """Parameters in the `rest` table -> texts, for the sample hook."""
+    begun: Callable[[], None] = lambda: None
+    """Called once it is sure that the run begins or goes on. What is refused leaves the folder as it was."""
 
 
 class Outcome(NamedTuple):
@@ -85,9 +87,12 @@ def train(run: Run, resume: bool = False) -> Outcome:
     keep = run.checkpoint
     with (
         Preemption(keep.grace) as ask,
-        closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best)) as saved,
+        closing(Checkpoints(run.folder / "checkpoints", keep.keep_last, keep.keep_every, keep.keep_best, resume)) as saved,
     ):
+        if jax.process_index() == 0:
+            print(*saved.said, sep="\n", end="\n" * bool(saved.said))
         state, loader, done, sample, partial = begin(run, step, saved, resume)
+        run.begun()
         with Metrics(run.folder, run.log.tensorboard, run.log.every, done) as metrics, _progress(run, done) as progress:
             hooks = Hooks(run, step, saved, metrics, progress, Interval(run.log.every, partial))
             if done:
@@ -114,11 +119,15 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
 
     Samples are counted by themselves, so a resume may have another batch size: the next sample is still the next.
     """
-    newest = saved.latest() if resume else None
+    newest = saved.resumable() if resume else None
     if newest is None:
+        if resume and jax.process_index() == 0:
+            print(f"There is no checkpoint in {saved.folder} yet: the run begins at step 0.")
         given = None if run.weights is None else run.weights(step.shardings.params)
         return step.start(given), run.data, 0, 0, {}
     info = saved.info(newest)
+    if lost := {"model", "data", "interval"} - set(info):
+        raise ValueError(f"{saved.path(newest) / 'info.json'} is damaged: it lacks {', '.join(sorted(lost))}. To go on, move that checkpoint away.")
     check_same("model", info["model"], run.facts["model"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
     state = saved.restore(abstract(step.specs, step.shardings), newest)

@@ -124,13 +124,26 @@ class Metrics:
 
 
 def _cut(path: Path, start: int, every: int) -> None:
-    """Takes out the lines that a resumed run writes again, and a last line that a crash left half written."""
+    """Takes out the lines that a resumed run writes again, and a last line that a crash left half written.
+    Raises ValueError, naming the line, where one cannot be read: then nothing is changed."""
     if not path.exists():
         return
-    raw = path.read_text(encoding="utf-8")
-    kept = [line for line in raw.splitlines(keepends=True) if line.endswith("\n") and _stays(json.loads(line), start, every)]
-    if "".join(kept) != raw:
-        write_bytes(path, "".join(kept).encode())
+    raw = path.read_bytes()
+    whole = [line for line in raw.splitlines(keepends=True) if line.endswith(b"\n")]
+    kept = [line for number, line in enumerate(whole, 1) if _stays(_values(line, f"{path}:{number}"), start, every)]
+    if b"".join(kept) != raw:
+        write_bytes(path, b"".join(kept))
+
+
+def _values(line: bytes, place: str) -> dict[str, Any]:
+    """What a line holds.  Raises ValueError where it is not one that a run wrote."""
+    try:
+        values = json.loads(line)
+        if isinstance(values["step"], int):
+            return values
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(f"{place} is damaged: it is not a line that a run wrote. Take the line out, or move the file away, and start again.")
 
 
 def _stays(values: dict[str, Any], start: int, every: int) -> bool:
@@ -143,4 +156,5 @@ def read(folder: Path, kind: str) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not path.exists():
         return []
-    return [values for line in path.read_text(encoding="utf-8").splitlines() if (values := json.loads(line))["kind"] == kind]
+    lines = enumerate(path.read_bytes().splitlines(), 1)
+    return [values for number, line in lines if (values := _values(line, f"{path}:{number}"))["kind"] == kind]

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from meshloom.core.files import REASONS, explained, free, human, write_json
 from meshloom.core.tree import Tree, named_leaves
-from meshloom.weights.stored import FORMAT, check_files, choices, list_files, read_info, whole
+from meshloom.weights.stored import FORMAT, check_files, choices, fault_of, list_files, read_info, unfinished, whole
 
 PACKAGES = ("meshloom", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 TEMPORARY = re.compile(r"(\d+)(\.orbax-checkpoint-tmp.*|\.removed)")
@@ -165,7 +165,8 @@ class Checkpoints:
 
     `said`: what to tell the user about what was found. Folders of other runs are never counted, restored or removed."""
 
-    def __init__(self, folder: str | os.PathLike, keep_last: int = 2, keep_every: int = 0, keep_best: int = 0) -> None:
+    def __init__(self, folder: str | os.PathLike, keep_last: int = 2, keep_every: int = 0, keep_best: int = 0, resume: bool = False) -> None:
+        """resume: the folder's checkpoints are this run's, even where the file that names the run is lost."""
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must stay. Use 1 or more.")
         self.folder = Path(folder).absolute()
@@ -173,28 +174,44 @@ class Checkpoints:
         self.said: list[str] = []
         self._first = jax.process_index() == 0
         if self._first:
-            self._open()
+            self._open(resume)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("meshloom checkpoints opened")
-        self.run = json.loads((self.folder / "run.json").read_text())["run"]
+        self.run = str(json.loads((self.folder / "run.json").read_text())["run"])
         self._writer: Any = None
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, int, Future] | None = None
 
-    def _open(self) -> None:
+    def _open(self, resume: bool) -> None:
         """Gives the folder its run, says which folders are foreign, and clears what an earlier process left unfinished."""
         with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "run.json").exists():
-            write_json(self.folder / "run.json", {"run": uuid.uuid4().hex})
-        run = json.loads((self.folder / "run.json").read_text())["run"]
+        run = self._name(resume)
         for path in sorted(self.folder.iterdir()):
             name = path.name
-            if TEMPORARY.fullmatch(name) or (name.isdecimal() and not whole(path) and self._started_here(path)):
+            if TEMPORARY.fullmatch(name) or (name.isdecimal() and unfinished(path) and self._started_here(path)):
                 self.said.append(f"Removed {path}: its writing never finished.")
                 shutil.rmtree(path, ignore_errors=True)
-            elif name.isdecimal() and not (whole(path) and read_info(path)["run"] == run):
+            elif name.isdecimal() and not whole(path):
+                self.said.append(f"Left {path} alone: it is damaged, or something else.")
+            elif name.isdecimal() and read_info(path)["run"] != run:
                 self.said.append(f"Left {path} alone: it belongs to another run.")
+
+    def _name(self, resume: bool) -> str:
+        """The run that the folder belongs to: what `run.json` says; where that is missing or damaged, what all whole checkpoints say, for one
+        that is resumed; else a new name.  Raises ValueError where they belong to several."""
+        file = self.folder / "run.json"
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads(file.read_text())["run"])
+        names = {read_info(d)["run"] for d in self.folder.iterdir() if resume and d.name.isdecimal() and whole(d)}
+        if len(names) > 1:
+            raise ValueError(
+                f"{file} is missing or damaged, and the checkpoints beside it belong to {len(names)} runs. Move those of the other runs away."
+            )
+        if names:
+            self.said.append(f"{file} was missing or damaged; the checkpoints beside it say which run this is.")
+        write_json(file, {"run": names.pop() if names else uuid.uuid4().hex})
+        return str(json.loads(file.read_text())["run"])
 
     def _started_here(self, path: Path) -> bool:
         """Whether this run began to write that step; noted in `writing.json` before the first byte."""
@@ -216,6 +233,18 @@ class Checkpoints:
         if jax.process_count() > 1:
             step = int(multihost_utils.broadcast_one_to_all(jax.numpy.int32(step)))
         return None if step < 0 else step
+
+    def resumable(self) -> int | None:
+        """`latest`, to go on from; None where no checkpoint was ever finished here.
+        Raises ValueError where a later one is damaged or belongs to another run: going on would lose its steps, or meet it."""
+        newest = self.latest()
+        others = sorted(int(d.name) for d in self.folder.iterdir() if d.name.isdecimal() and int(d.name) not in self.steps())
+        if others and others[-1] > (-1 if newest is None else newest):
+            path = self.path(others[-1])
+            before = "from the start" if newest is None else f"from step {newest}"
+            why = "belongs to another run" if whole(path) else f"is damaged: {fault_of(path)}"
+            raise ValueError(f"{path}, the newest checkpoint, {why}. To go on {before}, move that folder away.")
+        return newest
 
     def path(self, step: int) -> Path:
         """The folder of a step."""

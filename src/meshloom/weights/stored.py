@@ -24,6 +24,8 @@ def read_info(path: str | os.PathLike) -> dict:
         raise FileNotFoundError(f"{path} holds no whole Meshloom checkpoint: it has no info.json. {choices(path)}") from None
     except ValueError as error:
         raise ValueError(f"{path / 'info.json'} is damaged: {error}. Use another checkpoint.") from None
+    if not isinstance(info, dict):
+        raise ValueError(f"{path / 'info.json'} is damaged: it holds no names and values. Use another checkpoint.")
     if info.get("format") != FORMAT:
         raise ValueError(
             f"{path} has checkpoint format {info.get('format')}; this version reads format {FORMAT}. Use the version that wrote it."
@@ -41,9 +43,32 @@ def whole(path: Path) -> bool:
     """Whether every process has finished writing this checkpoint."""
     try:
         info = json.loads((path / "info.json").read_text())
-        return all((path / f"files.{i}.json").exists() for i in range(info["processes"]))
-    except (OSError, ValueError, KeyError):
+        return bool(info["run"]) and all((path / f"files.{i}.json").exists() for i in range(info["processes"]))
+    except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def unfinished(path: Path) -> bool:
+    """Whether the writing of a checkpoint was broken off. What is written last, and whole or not at all, is missing then; what is there and
+    cannot be read was damaged later, and is no reason to remove anything."""
+    try:
+        info = json.loads((path / "info.json").read_text())
+        return info["processes"] > 1 and not whole(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def fault_of(path: Path) -> str:
+    """Why a folder is not a whole checkpoint."""
+    if not (path / "info.json").exists():
+        return "it has no info.json"
+    try:
+        count = json.loads((path / "info.json").read_text())["processes"]
+        return "it lacks " + ", ".join(f"files.{i}.json" for i in range(count) if not (path / f"files.{i}.json").exists())
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"its info.json cannot be read ({type(error).__name__}: {error})"
 
 
 def refuse_pickle(path: str | os.PathLike) -> None:
@@ -81,12 +106,25 @@ def list_files(path: Path, process: int) -> dict[str, tuple[int, int]]:
         return dict(zip(names, pool.map(lambda n: _checksum(path / n), names)))
 
 
+def _listed(file: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (bytes, CRC-32), as one process wrote it down.  Raises ValueError where that is damaged."""
+    try:
+        return {str(name): (int(size), int(check)) for name, (size, check) in json.loads(file.read_text()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"The checkpoint is damaged: {file} cannot be read ({error}). {_other(file.parent)}") from None
+
+
+def _other(path: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    return f"Use another one; to resume from an earlier one, move {path} away. {choices(path.parent)}"
+
+
 def check_files(path: str | os.PathLike) -> None:
     """Raises ValueError naming every file of a checkpoint that is missing, of another size, or has other contents than were written.
     With several processes each reads its share of the files, and all learn of the damage."""
     path = Path(path)
     count, own = jax.process_count(), jax.process_index()
-    listed = {n: tuple(v) for f in sorted(path.glob("files.*.json")) for n, v in json.loads(f.read_text()).items()}
+    listed = {n: v for f in sorted(path.glob("files.*.json")) for n, v in _listed(f).items()}
     names = sorted(listed)[own::count]
 
     def fault(name: str) -> str:
@@ -105,4 +143,4 @@ def check_files(path: str | os.PathLike) -> None:
     elif count > 1 and faults:
         multihost_utils.process_allgather(len(faults))
     if faults:
-        raise ValueError(f"The checkpoint is damaged: {'; '.join(faults)}. Use another one. {choices(path.parent)}")
+        raise ValueError(f"The checkpoint is damaged: {'; '.join(faults)}. {_other(path)}")
