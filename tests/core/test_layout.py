@@ -49,3 +49,11 @@ def test_refuses_a_size_that_does_not_divide() -> None:
 def test_refuses_one_mesh_axis_for_two_axes_of_an_array() -> None:
     with pytest.raises(ValueError, match="Mesh axis 'x' would split both 'embed' and 'heads' of one array"):
         Layout({"x": 2}, rest={"embed": ("x",), "heads": ("x",)}).partition("rest", Q.axes)
+
+
+def test_what_is_gathered_between_tables() -> None:
+    lay = Layout({"zero": 4}, rest={"embed": ("zero",)}, grad={"embed": ("zero",)})
+    assert lay.gathered("rest", "step", ("ffn", "embed")) == (1, ("zero",)) and lay.gathered("rest", "grad", ("ffn", "embed")) == (0, ())
+    assert lay.gathered("rest", "step", ("ffn",)) == (0, ()) and lay.gathered("step", "live", ("ffn", "embed")) == (0, ())
+    with pytest.raises(AssertionError, match="along several axes"):
+        Layout({"a": 2, "b": 2}, rest={"embed": ("a",), "ffn": ("b",)}).gathered("rest", "step", ("embed", "ffn"))

@@ -15,7 +15,7 @@ def cost_of(spelling, remat="none"):
 
 
 def test_a_gather_and_a_scatter_for_each_all_reduce() -> None:
-    (lay, plain), (_, split) = cost_of("tensor=4"), cost_of("tensor=4 sequence")
+    (_, plain), (_, split) = cost_of("tensor=4"), cost_of("tensor=4 sequence")
     count = lambda cost, kind: sum(x.count for x in cost if x.kind == kind and x.bytes >= 4096)
     assert count(split, "all-gather") == count(split, "reduce-scatter") == count(plain, "all-reduce") == 2 * (2 * 4 + 2)
 
