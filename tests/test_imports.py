@@ -11,7 +11,7 @@ LAYERS = (
     ("core",),
     ("ops",),
     ("models", "parallel"),
-    ("weights", "adapt", "runner"),
+    ("weights", "runner"),
     ("objectives", "data", "plan"),
     ("train", "serve"),
     ("recipes",),
