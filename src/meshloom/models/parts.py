@@ -11,7 +11,7 @@ from meshloom.core.leaf import add_up, dot, put, split_seq
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
-from meshloom.ops.act import ACTIVATIONS, swiglu
+from meshloom.ops.act import ACTIVATIONS, GATED
 from meshloom.ops.dropout import Cells, at, dropout
 from meshloom.ops.norm import layer_norm
 
@@ -42,7 +42,7 @@ def gated_mlp(lay: Layout, w: GatedMlp, x: jax.Array) -> jax.Array:
     gate, up = dot(lay, "bTd,df->bTf", x, w.gate), dot(lay, "bTd,df->bTf", x, w.up)
     if w.up_bias is not None:
         gate, up = gate + w.gate_bias, up + w.up_bias
-    y = dot(lay, "bTf,fd->btd", swiglu(gate, up), w.down)
+    y = dot(lay, "bTf,fd->btd", GATED["silu"](gate, up), w.down)
     return y if w.down_bias is None else y + w.down_bias
 
 

@@ -19,8 +19,7 @@ from jax import Array, lax
 
 from meshloom.core.leaf import sum_over
 from meshloom.core.vary import vary, varying
-
-_LOW = -1e30
+from meshloom.ops.mask import LOW
 
 
 class LossSums(NamedTuple):
@@ -106,7 +105,7 @@ def _logits(x: Array, head: Array, vocab: int, axes: tuple[str, ...]) -> Array:
     if not axes and size == vocab:
         return logits
     first = lax.axis_index(axes) * size if axes else 0
-    return jnp.where(first + jnp.arange(size) < vocab, logits, _LOW)
+    return jnp.where(first + jnp.arange(size) < vocab, logits, LOW)
 
 
 def _chunk_sums(x, head, targets, weights, vocab, axes, z_loss):
