@@ -334,11 +334,6 @@ class Checkpoints:
         except (OSError, ValueError):
             return {}
 
-    def best(self) -> int | None:
-        """The step with the lowest noted loss among those that are there."""
-        ranked = sorted((loss, step) for step, loss in self._scores().items() if step in self.steps())
-        return ranked[0][1] if ranked else None
-
     def _retain(self) -> None:
         """Removes this run's checkpoints that no rule keeps."""
         if self._first:
@@ -351,15 +346,6 @@ class Checkpoints:
         gone = self.folder / f"{step}.removed"
         os.rename(self.path(step), gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-    def forget_after(self, step: int) -> list[int]:
-        """Removes this run's checkpoints after `step`: the run goes back to it and goes on from there.  Returns what was removed."""
-        self.wait()
-        later = [s for s in self.steps() if s > step]
-        if self._first:
-            for s in later:
-                self._remove(s)
-        return later
 
     def close(self) -> None:
         """Waits for the save under way. Raises as `wait` does, after everything is closed."""
