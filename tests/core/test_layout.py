@@ -26,6 +26,10 @@ def test_an_axis_split_by_both_is_split_by_one_after_the_other() -> None:
     assert (ZERO | ZERO).acts == ZERO.acts
 
 
+def test_rows_are_rounded_up_to_equal_shares() -> None:
+    assert [(Layout({"data": 4}, acts={"batch": ("data",)})).even(n) for n in (1, 4, 5)] == [4, 4, 8] and ONE_DEVICE.even(5) == 5
+
+
 def test_one_device_splits_nothing() -> None:
     assert ONE_DEVICE.devices == 1 and ONE_DEVICE.shard_shape("rest", Q) == Q.shape and ONE_DEVICE | TENSOR == TENSOR
 

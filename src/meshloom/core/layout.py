@@ -54,6 +54,11 @@ class Layout:
         """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
 
+    def even(self, rows: int) -> int:
+        """`rows` of a batch, rounded up to what the devices that split it share evenly."""
+        shards = self.size(self.batch)
+        return -(-rows // shards) * shards
+
     def size(self, axes: tuple[str, ...]) -> int:
         """Devices over these mesh axes."""
         return math.prod(self.sizes[a] for a in axes)

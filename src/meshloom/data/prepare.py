@@ -21,7 +21,7 @@ from meshloom.data.config import Tokenizer as TokenizerSection
 from meshloom.data.pool import Pool, make_part
 from meshloom.data.report import Report
 from meshloom.data.sources import documents, files_of
-from meshloom.data.store import Store, Writer, file_of, saying_where, token_dtype
+from meshloom.data.store import Store, Writer, file_of, prefix_of, saying_where, token_dtype
 from meshloom.data.tokenizer import Tokenizer, load, train
 
 PART = 2_000_000  # characters of text
@@ -141,8 +141,7 @@ def is_store(source: Source) -> bool:
 
 def open_store(prefix: str, tokenizer: Tokenizer) -> Store:
     """A token store made by an earlier `prepare`, or by Megatron.  Raises ValueError, naming what differs, if it was made with another tokenizer."""
-    path = Path(prefix).expanduser()
-    store = Store(path.with_suffix("") if path.suffix in (".idx", ".bin") else path)
+    store = Store(prefix_of(prefix))
     made_with = store.meta.get("made_with", {})
     for name, now in tokenizer_facts(tokenizer).items():
         if name in made_with and made_with[name] != now:
