@@ -183,7 +183,7 @@ def test_eval_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("equal, code", [(True, 0), (False, 1)])
 def test_a_disagreement_exits_1(monkeypatch: pytest.MonkeyPatch, equal: bool, code: int) -> None:
     worker(monkeypatch, "recipes.verify", verify=lambda config, layouts, steps: equal)
-    worker(monkeypatch, "weights.convert", convert=lambda source, target, to, **rest: equal)
+    worker(monkeypatch, "recipes.convert", convert=lambda source, target, to, **rest: equal)
     assert cli.main(["verify", "quickstart", "--layouts", "data=2", "--layouts", "zero3=4 tensor=2"]) == code
     assert cli.main(["convert", "a", "b", "--to", "meshloom", "--check"]) == code
 

@@ -11,7 +11,7 @@ LAYERS = (
     ("core",),
     ("ops",),
     ("models", "parallel"),
-    ("weights", "adapt", "runner"),
+    ("weights", "runner"),
     ("objectives", "data", "plan"),
     ("train", "serve"),
     ("recipes",),
@@ -20,7 +20,6 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 DRAWN = {
     # (importer, imported): why a sideways or upward import is right. A file is named as folder.module, a whole folder by its name.
-    ("weights.convert", "runner"): "a conversion is proved by running the model",
     ("cli", "cli_base"): "one program in four files",
     ("cli", "cli_data"): "one program in four files",
     ("cli", "cli_info"): "one program in four files",

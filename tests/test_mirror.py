@@ -44,7 +44,7 @@ def test_exemptions_are_needed_and_name_a_test() -> None:
 
 def test_tests_have_a_source_or_check_the_project() -> None:
     """A test of a file that is gone goes too."""
-    project = {"test_imports.py", "test_mirror.py", "test_docs.py", "test_examples.py"}
+    project = {"test_architecture.py", "test_imports.py", "test_mirror.py", "test_docs.py", "test_examples.py"}
     for path in TESTS.rglob("test_*.py"):
         own = path.relative_to(TESTS)
         source = SRC / own.parent / own.name.removeprefix("test_")

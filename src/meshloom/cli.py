@@ -240,7 +240,7 @@ def convert(
         Read the result again and compare every tensor, bit for bit.
     """
     cli_base.start(machine)
-    from meshloom.weights import convert as worker
+    from meshloom.recipes import convert as worker
 
     how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check}
     return OK if worker.convert(source, target, to, **how) else DISAGREES

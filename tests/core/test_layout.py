@@ -26,6 +26,10 @@ def test_an_axis_split_by_both_is_split_by_one_after_the_other() -> None:
     assert (ZERO | ZERO).acts == ZERO.acts
 
 
+def test_rows_are_rounded_up_to_equal_shares() -> None:
+    assert [(Layout({"data": 4}, acts={"batch": ("data",)})).even(n) for n in (1, 4, 5)] == [4, 4, 8] and ONE_DEVICE.even(5) == 5
+
+
 def test_one_device_splits_nothing() -> None:
     assert ONE_DEVICE.devices == 1 and ONE_DEVICE.shard_shape("rest", Q) == Q.shape and ONE_DEVICE | TENSOR == TENSOR
 
@@ -49,3 +53,11 @@ def test_refuses_a_size_that_does_not_divide() -> None:
 def test_refuses_one_mesh_axis_for_two_axes_of_an_array() -> None:
     with pytest.raises(ValueError, match="Mesh axis 'x' would split both 'embed' and 'heads' of one array"):
         Layout({"x": 2}, rest={"embed": ("x",), "heads": ("x",)}).partition("rest", Q.axes)
+
+
+def test_what_is_gathered_between_tables() -> None:
+    lay = Layout({"zero": 4}, rest={"embed": ("zero",)}, grad={"embed": ("zero",)})
+    assert lay.gathered("rest", "step", ("ffn", "embed")) == (1, ("zero",)) and lay.gathered("rest", "grad", ("ffn", "embed")) == (0, ())
+    assert lay.gathered("rest", "step", ("ffn",)) == (0, ()) and lay.gathered("step", "live", ("ffn", "embed")) == (0, ())
+    with pytest.raises(AssertionError, match="along several axes"):
+        Layout({"a": 2, "b": 2}, rest={"embed": ("a",), "ffn": ("b",)}).gathered("rest", "step", ("embed", "ffn"))

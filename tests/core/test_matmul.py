@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from meshloom.ops.matmul import contract, dense
+
+from meshloom.core.matmul import contract
 
 SIZES = dict(b=2, t=5, d=12, h=3, k=4, f=10, v=9)
 FORMS = ["btd,dhk->bthk", "bthk,hkd->btd", "btd,df->btf", "btf,fd->btd", "btd,vd->btv", "td,df->tf", "bthk,dhk->btd"]
@@ -32,11 +33,6 @@ def test_one_flat_dot_each_way():
     x, w, dy = operands("btd,dhk->bthk")
     text = jax.jit(lambda x, w: jax.vjp(lambda x, w: contract("btd,dhk->bthk", x, w), x, w)[1](dy)).lower(x, w).as_text()
     assert text.count("dot_general") == 2 and "transpose" not in text
-
-
-def test_dense():
-    x, w, _ = operands("btd,dhk->bthk")
-    same(dense(x, w), jnp.einsum("btd,dhk->bthk", x, w))
 
 
 @pytest.mark.parametrize("eq", ["btd,bdf->btf", "dbt,df->btf", "btd,fdk->btfk", "bthk,khd->btd"])

@@ -11,6 +11,7 @@ from meshloom.ops.blocks import block_size, causal_blocks
 from meshloom.ops.dropout import AttentionDropout
 
 SIZE = 16
+NOWHERE = 1 << 30  # a slot after every query, so never seen
 
 
 def arrays(t, h, g, b=2, s=None, dtype=jnp.float32):
@@ -92,14 +93,14 @@ def test_cache_equals_whole_sequence(row, window):
     segments = jnp.stack([jnp.ones(32, int), (jnp.arange(32) >= 5).astype(int)])
     places = jnp.broadcast_to(jnp.arange(32), (2, 32))
     want = A.attention(q, k, v, scale=0.25, window=window, segments=(segments, segments))[:, 20:22]
-    positions = places[:, 20:22], jnp.where(places < 22, places, A.NOWHERE)
+    positions = places[:, 20:22], jnp.where(places < 22, places, NOWHERE)
     got = A.KERNELS[row].run(q[:, 20:22], k, v, scale=0.25, window=window, segments=(segments[:, 20:22], segments), positions=positions)
     same([got], [want])
 
 
 def test_a_query_that_sees_nothing_returns_zero():
     q, k, v, _ = arrays(2, 4, 2, s=8)
-    positions = jnp.zeros((2, 2), int), jnp.full((2, 8), A.NOWHERE)
+    positions = jnp.zeros((2, 2), int), jnp.full((2, 8), NOWHERE)
     for row in ("reference", "decode"):
         assert (A.KERNELS[row].run(q, k, v, scale=0.25, positions=positions) == 0).all()
 

@@ -9,7 +9,7 @@ from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import spec
 from meshloom.parallel.zero import strategy
 from meshloom.plan.hlo import collectives, total
-from meshloom.runner.gather import gather_step, gathered
+from meshloom.runner.gather import gather_step
 from programs import compiled
 
 SPECS = {"w": spec({"embed": 8, "ffn": 4}, "ffn embed"), "b": spec({"ffn": 4}, "ffn")}
@@ -31,12 +31,6 @@ def test_what_is_whole(stage, whole) -> None:
     assert moved == ({} if stage == 3 else {("all-gather", ("zero",)): (1, 128)})
 
 
-def test_axes_between_tables() -> None:
-    lay = strategy(1).layout(4)
-    assert gathered(lay, "rest", "step", SPECS["w"]) == (1, ("zero",)) and gathered(lay, "rest", "step", SPECS["b"]) == (0, ())
-    assert gathered(lay, "step", "live", SPECS["w"]) == (0, ())
-
-
 def test_values_are_those_of_the_master() -> None:
     lay = strategy(2).layout(4)
     w = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -49,5 +43,5 @@ def test_values_are_those_of_the_master() -> None:
 def test_each_stage_leaves_one_table_more_split() -> None:
     for stage, tables in ((1, ("step", "grad", "live")), (2, ("step", "live")), (3, ("live",))):
         lay = strategy(stage).layout(2)
-        assert [t for t in ("step", "grad", "live") if gathered(lay, "rest", t, SPECS["w"]) == (1, ("zero",))] == list(tables)
-        assert gathered(lay, "rest", "rest", SPECS["w"]) == (0, ())
+        assert [t for t in ("step", "grad", "live") if lay.gathered("rest", t, SPECS["w"].axes) == (1, ("zero",))] == list(tables)
+        assert lay.gathered("rest", "rest", SPECS["w"].axes) == (0, ())

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from meshloom.core.mesh import make_mesh
-from meshloom.data.loader import Batch as Rows
+from meshloom.data.loader import Drawn as Rows
 from meshloom.parallel.table import build
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How

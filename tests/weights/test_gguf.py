@@ -14,9 +14,9 @@ import tokenizers
 
 from goldens import small
 from meshloom.core.tree import named_leaves
+from meshloom.recipes import convert as module
+from meshloom.recipes.convert import convert
 from meshloom.runner.forward import logits
-from meshloom.weights import convert as module
-from meshloom.weights.convert import convert
 from meshloom.weights.gguf import SPLITS, read
 from meshloom.weights.load import load
 

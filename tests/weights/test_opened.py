@@ -7,8 +7,8 @@ import pytest
 
 from goldens import small
 from meshloom.core.tree import named_leaves
+from meshloom.recipes.convert import convert
 from meshloom.weights.checkpoint import Checkpoints
-from meshloom.weights.convert import convert
 from meshloom.weights.load import load
 from meshloom.weights.opened import open_model
 

@@ -1,1 +1,1 @@
-"""What everything stands on: trees, specs, layouts, the two functions that mention a sharding, meshes, config sections."""
+"""What everything stands on: trees, specs, layouts, the three functions that move anything inside a layer, meshes, config sections."""

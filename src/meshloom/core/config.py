@@ -3,7 +3,6 @@
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from meshloom.core import yamls
 
 S = TypeVar("S", bound="Section")
-Tree = dict[str, Any]
+Nested = dict[str, Any]
+"""Mappings in mappings, lists and scalars, as a file spells them."""
 
 
 class Section(BaseModel):
@@ -65,22 +65,17 @@ def load(kind: type[S], tree: Mapping[str, Any], source: str = "", inside: tuple
         raise ConfigError(_problems(kind, frozen, error, inside), source) from None
 
 
-def load_file(kind: type[S], path: Path | str) -> S:
-    """The section that a YAML file holds.  Raises OSError, or ConfigError that names the file."""
-    return load(kind, yamls.read(path), str(path))
-
-
 def dump(section: Section) -> str:
     """YAML text that `load` turns into an equal section: the resolved configuration of a run."""
     return yamls.text(to_tree(section))
 
 
-def to_tree(section: Section) -> Tree:
+def to_tree(section: Section) -> Nested:
     """The section as nested mappings, lists and scalars."""
     return section.model_dump(mode="json", by_alias=True)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
     """`base` with the values of `over`: mappings are merged at every depth, anything else is replaced. Neither input changes."""
     merged = dict(base)
     for key, value in over.items():
@@ -89,9 +84,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def parse_sets(items: Iterable[str]) -> Tree:
+def parse_sets(items: Iterable[str]) -> Nested:
     """The tree that `a.b=value` items spell; values are YAML, later items win.  Raises ConfigError for items of another form."""
-    tree: Tree = {}
+    tree: Nested = {}
     problems: list[Problem] = []
     for item in items:
         path, equals, value = item.partition("=")

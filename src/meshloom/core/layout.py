@@ -54,6 +54,11 @@ class Layout:
         """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
 
+    def even(self, rows: int) -> int:
+        """`rows` of a batch, rounded up to what the devices that split it share evenly."""
+        shards = self.size(self.batch)
+        return -(-rows // shards) * shards
+
     def size(self, axes: tuple[str, ...]) -> int:
         """Devices over these mesh axes."""
         return math.prod(self.sizes[a] for a in axes)
@@ -71,6 +76,15 @@ class Layout:
                     )
                 used[mesh_axis] = name
         return PartitionSpec(*(mesh_axes or None for mesh_axes in entries))
+
+    def gathered(self, before: str, after: str, axes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+        """Which axis of an array with these names is split under table `before` and not under `after`, and by which mesh axes: along it the array
+        is gathered on the way there, and scattered on the way back.  Returns (0, ()) where nothing moves."""
+        have, want = getattr(self, before), getattr(self, after)
+        found = [(at, tuple(a for a in have.get(name, ()) if a not in want.get(name, ()))) for at, name in enumerate(axes)]
+        found = [one for one in found if one[1]]
+        assert len(found) <= 1, f"{' '.join(axes)} would be gathered along several axes from '{before}' to '{after}'"
+        return found[0] if found else (0, ())
 
     def shard_shape(self, table: str, s: Spec) -> tuple[int, ...]:
         """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""

@@ -1,7 +1,8 @@
-"""The only functions that mention a sharding inside a model: `dot`, `put`, and `live`.
+"""The only functions that move anything between devices inside a layer: `dot`, `put`, and `live`.
 
-The model runs on local shards under one `shard_map`, so each collective is written here, once, from the axis names. On one device the
-tables are empty and nothing remains but the local arithmetic.
+A step is one `shard_map` over every mesh axis: a layer sees local shards, and each collective is written here, once, from the axis names. The
+compiler's partitioner is given nothing to decide, so that a strategy's `cost` can be exact to the byte, and a layout cannot be wasteful in
+silence. On one device the tables are empty and nothing remains but the local arithmetic.
 """
 
 import functools
@@ -34,8 +35,12 @@ def add_up(lay: Layout, y: jax.Array, enter: str, out: str, summed: tuple[str, .
     scatter = tuple(a for a in split_seq(lay) if enter and a in summed)
     if scatter:
         y = lax.psum_scatter(y, scatter, scatter_dimension=out.index("t"), tiled=True)
-    rest = tuple(a for a in summed if a not in scatter)
-    return lax.psum(y, rest) if rest else y
+    return sum_over(y, tuple(a for a in summed if a not in scatter))
+
+
+def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """x summed over mesh axes, x itself for none."""
+    return lax.psum(x, axes) if axes else x
 
 
 def split_seq(lay: Layout) -> tuple[str, ...]:
@@ -63,15 +68,12 @@ def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | No
     """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
     gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
     micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered."""
-    for dim, name in enumerate(axes):
-        gathered = tuple(a for a in lay.grad.get(name, ()) if a not in lay.live.get(name, ()))
-        if gathered:
-            return (
-                lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
-                if whole is None
-                else _already_whole(gathered, dim, w, whole)
-            )
-    return w
+    dim, gathered = lay.gathered("grad", "live", axes)
+    if not gathered:
+        return w
+    if whole is not None:
+        return _already_whole(gathered, dim, w, whole)
+    return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
 
 
 INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))

@@ -13,12 +13,6 @@ from jax import Array, lax
 from meshloom.core.vary import alike
 
 
-def dense(x: Array, w: Array) -> Array:
-    """x @ w over x's last axis.  x: [..., i].  w: [i, ...o].  Returns [..., ...o], x's dtype; sums in fp32 where the device can."""
-    flat = _dot(*alike(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), False)
-    return flat.reshape(*x.shape[:-1], *w.shape[1:])  # type: ignore  # custom_vjp hides its result
-
-
 def contract(eq: str, x: Array, w: Array) -> Array:
     """einsum(eq, x, w) as one two-dimensional dot, e.g. "btd,dhk->bthk", "bthk,hkd->btd", "btd,vd->btv".
     The summed letters must be x's last ones, and w's first or last ones, in the same order; the rest of x, then of w, is the result.

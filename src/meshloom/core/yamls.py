@@ -80,7 +80,9 @@ def read(path: Path | str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} must hold keys and values, like 'train: {{steps: 100}}'; it {'is empty' if tree is None else f'holds a {type(tree).__name__}'}.")
+        raise ValueError(
+            f"{path} must hold keys and values, like 'train: {{steps: 100}}'; it {'is empty' if tree is None else f'holds a {type(tree).__name__}'}."
+        )
     return tree
 
 

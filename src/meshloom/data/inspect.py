@@ -8,7 +8,7 @@ import numpy as np
 from meshloom.data.config import Tokenizer as TokenizerSection
 from meshloom.data.prepare import open_store
 from meshloom.data.sampler import order
-from meshloom.data.store import Store
+from meshloom.data.store import Store, prefix_of
 from meshloom.data.tokenizer import Tokenizer, load
 
 POINTS = {"shortest": 0, "quarter": 25, "median": 50, "three quarters": 75, "95 %": 95, "longest": 100}
@@ -57,8 +57,7 @@ def tokenizer_of(store: Store) -> Tokenizer | None:
 
 def show(prefix: str | Path, sample: int = 1, seed: int = 0) -> None:
     """What `meshloom data inspect` does: prints a store's counts, lengths, and `sample` documents."""
-    path = Path(prefix).expanduser()
-    store = Store(path.with_suffix("") if path.suffix in (".idx", ".bin") else path)
+    store = Store(prefix_of(prefix))
     tokenizer = tokenizer_of(store)
     print("\n".join(inspect(store, tokenizer, sample, seed).lines()))
     if tokenizer is None:

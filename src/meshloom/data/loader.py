@@ -15,8 +15,8 @@ from meshloom.data.packing import PACKINGS, Rows, Stream, read, tokens_of
 from meshloom.data.sampler import order
 
 
-class Batch(NamedTuple):
-    """What a step is given: all [batch, seq] but samples [batch]. See packing.Rows; samples int32 are the rows' numbers in the whole run."""
+class Drawn(NamedTuple):
+    """A batch on the host: what becomes a `core.batch.Batch`, without JAX. All [batch, seq] but samples [batch]. See packing.Rows; samples int32 are the rows' numbers in the whole run."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -70,7 +70,7 @@ class Loader:
         """Tokens of all sources together."""
         return sum(tokens_of(p.stream) for p in self.parts)
 
-    def read(self, samples: np.ndarray) -> Batch:
+    def read(self, samples: np.ndarray) -> Drawn:
         """The rows with these numbers: pure, and any numbers in any order.  samples: (batch,)."""
         samples = np.asarray(samples, np.int64)
         source, number = self.mixture.draw(samples)
@@ -81,7 +81,7 @@ class Loader:
                 index = order(self.how.seed, s, number[at], part.rows, self.how.shuffle)
                 for whole, some in zip(out, self._rows(part, index)):
                     whole[at] = some
-        return Batch(*out, samples=samples.astype(np.int32))
+        return Drawn(*out, samples=samples.astype(np.int32))
 
     def _empty(self, rows: int) -> Rows:
         return Rows(*(np.zeros((rows, self.how.seq), t) for t in (np.int32, np.int32, np.float32, np.int32, np.int32)))
@@ -90,14 +90,14 @@ class Loader:
         packing = PACKINGS[self.how.packing]
         return read(part.stream, packing.pieces(part.stream, index, self.how.seq), len(index), self.how.seq, packing.borders)
 
-    def batches(self, start: int, size: int, rows: slice | np.ndarray = slice(None)) -> Iterator[Batch]:
+    def batches(self, start: int, size: int, rows: slice | np.ndarray = slice(None)) -> Iterator[Drawn]:
         """Batches without end: samples start .. start+size-1, then the next size, and so on, made ready in a thread.
 
         start counts samples, not steps: after a change of the batch size the next sample is still the next.
         rows: this process's share of each batch, as a slice or an array of places."""
         numbers = np.arange(size)[rows]
 
-        def at(first: int) -> Batch:
+        def at(first: int) -> Drawn:
             return self.read(first + numbers)
 
         with ThreadPoolExecutor(1, "meshloom-loader") as pool:
@@ -112,14 +112,14 @@ class Loader:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def once(self, size: int, rows: slice | np.ndarray = slice(None), limit: int = 0) -> Iterator[Batch]:
+    def once(self, size: int, rows: slice | np.ndarray = slice(None), limit: int = 0) -> Iterator[Drawn]:
         """Every row of every source once, in order, or the first `limit` of them; the last batch is filled up with empty rows (segment 0, weight 0)."""
         count = min(limit or self.rows, self.rows)
         for first in range(0, count, size):
             numbers = np.arange(first, first + size)[rows]
             yield self._placed(np.where(numbers < count, numbers, self.rows))
 
-    def _placed(self, numbers: np.ndarray) -> Batch:
+    def _placed(self, numbers: np.ndarray) -> Drawn:
         """The rows with these numbers, counted over all sources in order; those past the end are empty."""
         ends = np.cumsum([p.rows for p in self.parts])
         source = np.searchsorted(ends, numbers, side="right")
@@ -129,7 +129,7 @@ class Loader:
             if at.size:
                 for whole, some in zip(out, self._rows(part, numbers[at] - ends[s] + part.rows)):
                     whole[at] = some
-        return Batch(*out, samples=numbers.astype(np.int32))
+        return Drawn(*out, samples=numbers.astype(np.int32))
 
     def epochs(self, samples: int) -> tuple[Epochs, ...]:
         """For each source, how often the first `samples` samples go through it."""

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from typing import Self
 
+import numpy as np
+
 from meshloom.data.config import Tokenizer as TokenizerSection
+from meshloom.data.store import Writer, token_dtype
 from meshloom.data.tokenizer import Tokenizer
 
 
@@ -67,10 +70,16 @@ class Pool:
                 process.stdout.close()
 
 
+def make_part(tokenizer: Tokenizer, prefix: str, texts: list[str], cores: str = "all") -> None:
+    """Writes the store of one part.  cores: `all` or `one`, which a process uses that has others beside it."""
+    with Writer(prefix, token_dtype(tokenizer.size)) as out:
+        for ids in tokenizer.encode_documents(texts, cores):
+            out.add(np.array(ids, np.int64))
+        out.finish({})
+
+
 def main() -> None:
     """What a process of the pool does until its input ends."""
-    from meshloom.data.prepare import make_part
-
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     hello = json.loads(sys.stdin.readline())
     files = {name: text.encode() for name, text in hello["files"].items()}

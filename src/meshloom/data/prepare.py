@@ -16,14 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from meshloom.data.config import Data, Source
 from meshloom.data.config import Tokenizer as TokenizerSection
-from meshloom.data.pool import Pool
+from meshloom.data.pool import Pool, make_part
 from meshloom.data.report import Report
 from meshloom.data.sources import documents, files_of
-from meshloom.data.store import Store, Writer, file_of, saying_where, token_dtype
+from meshloom.data.store import Store, Writer, file_of, prefix_of, saying_where, token_dtype
 from meshloom.data.tokenizer import Tokenizer, load, train
 
 PART = 2_000_000  # characters of text
@@ -246,14 +244,6 @@ def make_parts(texts: Iterator[str], tokenizer: Tokenizer, work: Work, workers: 
         for future in waiting:
             future.result()
     return number
-
-
-def make_part(tokenizer: Tokenizer, prefix: str, texts: list[str], cores: str = "all") -> None:
-    """Writes the store of one part.  cores: `all` or `one`, which a process uses that has others beside it."""
-    with Writer(prefix, token_dtype(tokenizer.size)) as out:
-        for ids in tokenizer.encode_documents(texts, cores):
-            out.add(np.array(ids, np.int64))
-        out.finish({})
 
 
 @contextlib.contextmanager

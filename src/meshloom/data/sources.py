@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from meshloom.core.config import nearest
 from meshloom.data.config import Source
 from meshloom.data.readers import READERS, Found
 from meshloom.data.report import KINDS, Bad, Document, Report
@@ -163,11 +164,9 @@ def _wanted(path: Path, source: Source) -> bool:
 
 def near(path: Path) -> str:
     """A hint for a path that does not exist: the nearest name beside it."""
-    import difflib
-
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, 1, 0.6)
-    return f" Did you mean {path.parent / close[0]}?" if close else ""
+    close = nearest(path.name, beside)
+    return f" Did you mean {path.parent / close}?" if close else ""
 
 
 def read(source: Source, max_bytes: int, report: Report) -> Found:

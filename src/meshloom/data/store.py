@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from meshloom.core.files import sync_folder
+
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
@@ -33,6 +35,12 @@ def file_of(prefix: str | Path, ending: str) -> Path:
     return Path(f"{prefix}.{ending}")
 
 
+def prefix_of(path: str | Path) -> Path:
+    """The prefix of a token store that a user names by its prefix or by one of its two files."""
+    path = Path(path).expanduser()
+    return path.with_suffix("") if path.suffix in (".idx", ".bin") else path
+
+
 class Store:
     """A token store, memory-mapped. Nothing is read but the index's header until it is asked for.
 
@@ -46,7 +54,8 @@ class Store:
                 raise ValueError(
                     f"Token store '{prefix}' has no file {path}. Give the path without its ending, or run `meshloom data prepare` to make it."
                 )
-        head = index.open("rb").read(HEADER.size)
+        with index.open("rb") as file:
+            head = file.read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise ValueError(f"{index} is not a token index: it does not begin with {MAGIC!r}. Prepare the data again.")
         _, version, code, sequences, n = HEADER.unpack(head)
@@ -149,9 +158,7 @@ class Writer:
             file_of(self.prefix, "idx").unlink(missing_ok=True)  # of a store that this one replaces
             for ending in ("bin", "json", "idx"):
                 self.temporary[ending].rename(file_of(self.prefix, ending))
-            folder = os.open(Path(self.prefix).parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            sync_folder(Path(self.prefix).parent)
         self.done = True
         return Store(self.prefix)
 

@@ -11,7 +11,7 @@ from meshloom.core.leaf import add_up, dot, put, split_seq
 from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
-from meshloom.ops.act import ACTIVATIONS, swiglu
+from meshloom.ops.act import ACTIVATIONS, GATED
 from meshloom.ops.dropout import Cells, at, dropout
 from meshloom.ops.norm import layer_norm
 
@@ -46,7 +46,7 @@ def plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
 def gated_mlp(lay: Layout, w: GatedMlp, x: jax.Array) -> jax.Array:
     """SwiGLU: down(silu(gate x) * up x).  x: (batch whole_seq embed) -> (batch seq embed).  Source: Shazeer 2020, arXiv 2002.05202."""
     gate, up = plus(dot(lay, "bTd,df->bTf", x, w.gate), w.gate_bias), plus(dot(lay, "bTd,df->bTf", x, w.up), w.up_bias)
-    return plus(dot(lay, "bTf,fd->btd", swiglu(gate, up), w.down), w.down_bias)
+    return plus(dot(lay, "bTf,fd->btd", GATED["silu"](gate, up), w.down), w.down_bias)
 
 
 @pytree

@@ -1,1 +1,1 @@
-"""Losses as (sum, count) pairs: pure functions, no loops."""
+"""Losses as sums over a device's rows, never means: pure functions, no loops."""

@@ -108,5 +108,3 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: _lean(*row) for name, 
 
 GATED: dict[str, Callable[[Array, Array], Array]] = {name: _lean_gated(*row) for name, row in _ROWS.items()}
 """name -> act(gate, up) = ACTIVATIONS[name](gate) * up.  Source: Shazeer 2020, arXiv 2002.05202."""
-
-swiglu = GATED["silu"]

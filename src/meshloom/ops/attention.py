@@ -14,15 +14,7 @@ from jax import Array
 
 from meshloom.ops.blocks import causal_blocks
 from meshloom.ops.dropout import AttentionDropout, attention_mask
-
-LOW = -1e30
-"""Score of what may not be seen; its exponential is exactly 0."""
-
-NOWHERE = 1 << 30
-"""Position of a cache slot that holds nothing yet: after every query, so never seen."""
-
-Pair = tuple[Array, Array]
-"""(of the queries [b, T], of the keys [b, S])"""
+from meshloom.ops.mask import LOW, Pair, visible
 
 
 def attention(
@@ -36,8 +28,8 @@ def attention(
     positions: Pair | None = None,
     dropout: AttentionDropout | None = None,
 ) -> Array:
-    """The reference.  A query sees keys at its own or an earlier position, of its own segment, less than `window` positions back.
-    scale: on scores.  segments: document numbers (padding is a document of its own).  positions: not given: indices, T = S.
+    """The reference.  A query sees what `mask.visible` says.  scale: on scores.
+    segments: document numbers (padding is a document of its own).  positions: not given: indices, T = S.
     A query that sees nothing returns 0.  Returns [b, T, h, k].  Source: see the top of this file."""
     b, t, h, size = q.shape
     g = k.shape[2]
@@ -49,18 +41,6 @@ def attention(
     if dropout is not None:
         p = p * attention_mask(dropout).reshape(b, g, h // g, t, -1)
     return jnp.einsum("bgrts,bsgk->btgrk", p.astype(v.dtype), v).reshape(q.shape).astype(q.dtype)
-
-
-def visible(queries: int, keys: int, window: int | None, segments: Pair | None, positions: Pair | None) -> Array:
-    """Which key each query sees, bool [b or 1, T, S]; arguments as for `attention`."""
-    at, of = positions if positions is not None else (jnp.arange(queries)[None], jnp.arange(keys)[None])
-    back = at[:, :, None] - of[:, None, :]
-    mask = back >= 0
-    if window is not None:
-        mask &= back < window
-    if segments is not None:
-        mask &= segments[0][:, :, None] == segments[1][:, None, :]
-    return mask
 
 
 def kv_index(first: int | Array, count: int, heads: int, kv_heads: int) -> Array:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshloom.core.vary import alike, vary, varying
-
-_LOW = -1e30
+from meshloom.ops.mask import LOW, Pair, visible
 
 
 class _How(NamedTuple):
@@ -30,7 +29,7 @@ def causal_blocks(
     q: Array,
     k: Array,
     v: Array,
-    segments: tuple[Array, Array] | None = None,
+    segments: Pair | None = None,
     *,
     scale: float,
     window: int | None = None,
@@ -84,19 +83,14 @@ def _heads_first(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _scores(q: Array, k: Array, segments: tuple[Array, Array] | None, span: tuple[int, int, int], how: _How) -> Array:
+def _scores(q: Array, k: Array, segments: Pair | None, span: tuple[int, int, int], how: _How) -> Array:
     """Scaled and masked scores of one block's rows q [b g, r c, k] against its keys k [b g, s, k], fp32 [b g, r c, s]."""
     lo, a, z = span
     s = _dot(q, k, 2, 2) * how.scale
-    back = jnp.arange(a, z)[:, None] - jnp.arange(lo, z)
-    mask = back >= 0
-    if how.window is not None:
-        mask &= back < how.window
-    mask, b = mask[None, None], 1
-    if segments is not None:
-        mask, b = mask & (segments[0][:, None, a:z, None] == segments[1][:, None, None, lo:z]), segments[0].shape[0]
-    by_query = s.reshape(b, -1, z - a, z - lo)
-    return jnp.where(mask, by_query, _LOW).reshape(s.shape)
+    here = None if segments is None else (segments[0][:, a:z], segments[1][:, lo:z])
+    mask = visible(z - a, z - lo, how.window, here, (jnp.arange(a, z)[None], jnp.arange(lo, z)[None]))
+    by_query = s.reshape(mask.shape[0], -1, z - a, z - lo)
+    return jnp.where(mask[:, None], by_query, LOW).reshape(s.shape)
 
 
 def _forward(q, k, v, segments, how):
@@ -125,7 +119,9 @@ def _backward(how, saved, dy):
     """Gradients.  Those of k and v are made as [b g, k, s], the faster product on a CPU, and turned once at the end."""
     rows, kt, vt, outs, kept, segments = saved
     (b, length), g = dy.shape[:2], kt.shape[0] // dy.shape[0]
-    dq, dk, dv = [], 0.0, 0.0
+    dq: list[Array] = []
+    dk: Array | float = 0.0
+    dv: Array | float = 0.0
     for span, q, out, aux in zip(_spans(length, how), rows, outs, kept):
         lo, a, z = span
         k, v, d = kt[:, lo:z], vt[:, lo:z], _rows(dy[:, a:z], g)
@@ -135,7 +131,7 @@ def _backward(how, saved, dy):
         dq.append(_unrows(_dot(ds, k, 2, 1), b, z - a))
         place = ((0, 0), (0, 0), (lo, length - z))
         dk, dv = dk + jnp.pad(_dot(q, ds, 1, 1), place), dv + jnp.pad(_dot(d, p.astype(d.dtype), 1, 1), place)
-    back = [x.reshape(b, g, -1, length).transpose(0, 3, 1, 2).astype(kt.dtype) for x in (dk, dv)]
+    back = [x.reshape(b, g, -1, length).transpose(0, 3, 1, 2).astype(kt.dtype) for x in map(jnp.asarray, (dk, dv))]
     return jnp.concatenate(dq, 1).astype(kt.dtype), *back, None
 
 

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshloom.core.leaf import sum_over
 from meshloom.core.vary import vary, varying
-
-_LOW = -1e30
+from meshloom.ops.mask import LOW
 
 
 class LossSums(NamedTuple):
@@ -69,14 +69,10 @@ def log_probs(x: Array, head: Array, targets: Array, *, vocab: int, axes: tuple[
         top = _pmax(lax.stop_gradient(logits).max(-1), axes)
         own, local = _local(part[1], head.shape[0], axes)
         label = jnp.where(own, _pick(logits, local), 0)
-        summed = _psum(jnp.stack([jnp.exp(logits - top[:, None]).sum(-1), label]), axes)
+        summed = sum_over(jnp.stack([jnp.exp(logits - top[:, None]).sum(-1), label]), axes)
         return summed[1] - top - jnp.log(summed[0])
 
     return lax.map(chunk, _cut((x, targets), min(chunks, n))).reshape(-1)[:n]
-
-
-def _psum(x: Array, axes: tuple[str, ...]) -> Array:
-    return lax.psum(x, axes) if axes else x
 
 
 def _pmax(x: Array, axes: tuple[str, ...]) -> Array:
@@ -109,7 +105,7 @@ def _logits(x: Array, head: Array, vocab: int, axes: tuple[str, ...]) -> Array:
     if not axes and size == vocab:
         return logits
     first = lax.axis_index(axes) * size if axes else 0
-    return jnp.where(first + jnp.arange(size) < vocab, logits, _LOW)
+    return jnp.where(first + jnp.arange(size) < vocab, logits, LOW)
 
 
 def _chunk_sums(x, head, targets, weights, vocab, axes, z_loss):
@@ -120,7 +116,7 @@ def _chunk_sums(x, head, targets, weights, vocab, axes, z_loss):
     top = _pmax(here, axes)
     e = jnp.exp(logits - here[:, None])
     fix = jnp.exp(here - top)
-    z, label = _psum(jnp.stack([e.sum(-1) * fix, jnp.where(own, _pick(logits, local), 0)]), axes)
+    z, label = sum_over(jnp.stack([e.sum(-1) * fix, jnp.where(own, _pick(logits, local), 0)]), axes)
     lse = top + jnp.log(z)
     nll, square = (weights * (lse - label)).sum(), (weights * lse * lse).sum()
     sums = jnp.stack([nll + z_loss * square, nll, square, (weights * (label >= top)).sum()])

@@ -88,8 +88,7 @@ class Strategy(NamedTuple):
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     """Mesh axes that split an array under one table and not under another: those it is gathered over on the way (or scattered, the other way)."""
-    have, want = getattr(layout, before), getattr(layout, after)
-    return tuple(a for name in s.axes for a in have.get(name, ()) if a not in want.get(name, ()))
+    return layout.gathered(before, after, s.axes)[1]
 
 
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:

@@ -1,7 +1,6 @@
 """The STRATEGIES table and the compact spelling: "data=2 zero3=4 tensor=2 sequence"."""
 
-import difflib
-
+from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
 from meshloom.parallel.data import DATA
 from meshloom.parallel.sequence import SEQUENCE
@@ -20,10 +19,9 @@ def parse(spelling: str) -> dict[str, int]:
     for word in spelling.split():
         name, _, number = word.partition("=")
         if name not in STRATEGIES:
-            near = difflib.get_close_matches(name, STRATEGIES, 1, 0.0)[0]
-            raise ValueError(
-                f"'{name}' in layout '{spelling}' is not a strategy. Did you mean '{near}'? There are: {', '.join(STRATEGIES)}."
-            )
+            near = nearest(name, STRATEGIES)
+            guess = f" Did you mean '{near}'?" if near else ""
+            raise ValueError(f"'{name}' in layout '{spelling}' is not a strategy.{guess} There are: {', '.join(STRATEGIES)}.")
         if name in asked:
             raise ValueError(f"'{name}' stands twice in layout '{spelling}'. Give it once.")
         if name in BESIDE:

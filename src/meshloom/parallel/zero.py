@@ -9,7 +9,6 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.core.spec import Spec
 from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
 
 SPLIT = {"embed": ("zero",)}
@@ -61,12 +60,12 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
             found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
         if axes := moved(x.layout, "step", "live", s):
             found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, s, x) else 0
+            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, x) else 0
             found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
     return merge([*found, *gradient_sums(x, "zero")])
 
 
-def kept_from(path: str, s: Spec, x: Shapes) -> bool:
+def kept_from(path: str, x: Shapes) -> bool:
     """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
     computed again, all but the last one added."""
     if not path.endswith("bias"):

@@ -1,1 +1,1 @@
-"""The runs that ship, as YAML files, and the loader that turns one into a checked configuration."""
+"""The runs that ship, as YAML files, the configuration of a run, and what each command does: train, eval, convert, verify."""

@@ -65,8 +65,7 @@ def evaluate(
     mesh = make_mesh(lay)
     plan = Plan(mesh, lay, How("scan"), 1, "float32", section.packing == "documents")
     params = opened.weights(shardings(mesh, lay, "rest", opened.model.specs(opened.config)) if lay.devices > 1 else None)
-    rows = -(-sequences // lay.size(lay.batch)) * lay.size(lay.batch)
-    feed = Feed(batch_shardings(plan), 1, rows, section.seq)
+    feed = Feed(batch_shardings(plan), 1, lay.even(sequences), section.seq)
     whole = limit == 0 or limit >= valid.rows
     got = score(make_score(opened.model, opened.config, plan), params, feed.once(valid, limit))
     if not got.tokens:

@@ -72,7 +72,9 @@ class RunConfig(Section):
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
         if not re.fullmatch(r"\w[\w.-]*", name):
-            raise ValueError(f"the run's folder is named by it, so it holds letters, digits, '_', '-' and '.', and begins with no '.' or '-'; you gave {name!r}.")
+            raise ValueError(
+                f"the run's folder is named by it, so it holds letters, digits, '_', '-' and '.', and begins with no '.' or '-'; you gave {name!r}."
+            )
         return name
 
     @field_validator("model", mode="before")

@@ -19,20 +19,10 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tre
 
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         p = vary(p.astype(dtype), (*lay.batch, *parts(lay, s.axes)))
-        dim, axes = gathered(lay, "rest", "step", s)
+        dim, axes = lay.gathered("rest", "step", s.axes)
         whole = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
-        return (p, whole) if axes and gathered(lay, "grad", "step", s)[1] else (whole, None)
+        return (p, whole) if axes and lay.gathered("grad", "step", s.axes)[1] else (whole, None)
 
     pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
     pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]
     return pick[0], pick[1]
-
-
-def gathered(lay: Layout, before: str, after: str, s: Spec) -> tuple[int, tuple[str, ...]]:
-    """The axis along which an array is gathered from one table to another, and over which mesh axes; (0, ()) for none."""
-    for dim, name in enumerate(s.axes):
-        have, want = getattr(lay, before).get(name, ()), getattr(lay, after).get(name, ())
-        axes = tuple(a for a in have if a not in want)
-        if axes:
-            return dim, axes
-    return 0, ()

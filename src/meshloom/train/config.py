@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from meshloom.core.config import Section
+from meshloom.parallel.base import divisors
 
 READS = {
     "adamw": {"beta1", "beta2", "eps"},
@@ -149,9 +150,8 @@ class BatchConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.sequences % self.micro_batches:
-            divisors = ", ".join(str(n) for n in range(1, self.sequences + 1) if self.sequences % n == 0)
             raise ValueError(
-                f"{self.sequences} sequences cannot be cut into {self.micro_batches} equal micro-batches. Use one of {divisors}."
+                f"{self.sequences} sequences cannot be cut into {self.micro_batches} equal micro-batches. Use one of {divisors(self.sequences, self.sequences)}."
             )
         return self
 

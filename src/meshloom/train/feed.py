@@ -7,8 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshloom.core.batch import Batch
-from meshloom.data.loader import Batch as Rows
-from meshloom.data.loader import Loader
+from meshloom.data.loader import Drawn, Loader
 
 
 class Feed:
@@ -36,14 +35,10 @@ class Feed:
         """Every row of a held-out set once, or its first `limit`; the last batch is filled up with rows that weigh nothing."""
         return map(self.put, loader.once(self.micro * self.per_micro, self.mine, limit))
 
-    def put(self, rows: Rows) -> Batch:
+    def put(self, rows: Drawn) -> Batch:
         """This process's rows as parts of global arrays."""
-        return Batch(*(None if where is None else self._put(a, where) for a, where in zip(rows, self._where())))
-
-    def _where(self) -> tuple[NamedSharding | None, ...]:
-        """The shardings, in the order of the loader's fields."""
-        w = self.where
-        return w.tokens, w.targets, w.weights, w.segments, w.positions, w.samples  # type: ignore  # a Batch of shardings
+        where = {name: getattr(self.where, name) for name in rows._fields}
+        return Batch(**{name: None if where[name] is None else self._put(a, where[name]) for name, a in rows._asdict().items()})
 
     def _put(self, rows: np.ndarray, where: NamedSharding) -> jax.Array:
         local = rows.reshape(self.micro, self.last - self.first, *rows.shape[1:])

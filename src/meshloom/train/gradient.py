@@ -1,6 +1,9 @@
 """Loss and gradient of one step under any layout: the program that runs on every device at once.
 
-Everything here sees local shards inside one `shard_map`; the collectives are those written below and in `core/leaf.py`, no others.
+Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those written below, in `runner/gather.py`
+(into the step), in `core/leaf.py` (inside a layer) and in `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
+stage of ZeRO: gradients arrive as the `rest` table has them, and the optimizer, which works on whole arrays outside the `shard_map`, updates
+each device's share alone.
 """
 
 from collections.abc import Callable
@@ -13,14 +16,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import parts, sum_over
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective
 from meshloom.plan.plan import Plan
-from meshloom.runner.gather import gather_step, gathered
+from meshloom.runner.gather import gather_step
 
 
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
@@ -61,11 +64,6 @@ def batch_shardings(plan: Plan) -> Batch:
     return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """x summed over mesh axes."""
-    return lax.psum(x, axes) if axes else x
-
-
 def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
     """The gradient and the sums of every micro-batch, added up in fp32."""
     step = jax.grad(loss, has_aux=True)
@@ -84,7 +82,7 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
-    dim, scatter = gathered(lay, "rest", "grad", s)
+    dim, scatter = lay.gathered("rest", "grad", s.axes)
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
     done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}

@@ -127,7 +127,9 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
         return step.start(given), run.data, 0, 0, {}
     info = saved.info(newest)
     if lost := {"model", "data", "interval"} - set(info):
-        raise ValueError(f"{saved.path(newest) / 'info.json'} is damaged: it lacks {', '.join(sorted(lost))}. To go on, move that checkpoint away.")
+        raise ValueError(
+            f"{saved.path(newest) / 'info.json'} is damaged: it lacks {', '.join(sorted(lost))}. To go on, move that checkpoint away."
+        )
     check_same("model", info["model"], run.facts["model"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
     state = saved.restore(abstract(step.specs, step.shardings), newest)
@@ -141,7 +143,7 @@ class Hooks:
         self.run, self.step, self.saved, self.metrics, self.progress, self.interval = run, step, saved, metrics, progress, interval
         self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.how.seq)
         self.judge = make_score(run.model, run.config, run.plan)
-        self.held = Feed(step.batch_shardings, 1, _eval_rows(run), run.data.how.seq)
+        self.held = Feed(step.batch_shardings, 1, run.plan.layout.even(run.eval.sequences), run.data.how.seq)
         self.loss: float | None = None
         self.saved_at = 0
 
@@ -167,10 +169,11 @@ class Hooks:
 
     def due(self, state: State, done: int) -> None:
         """Validation and text, where their step has come."""
-        last = done == self.run.steps
-        if self.run.valid is not None and (_every(done, self.run.eval.every) and not last):
+        if done == self.run.steps:
+            return  # `end` does both
+        if self.run.valid is not None and _every(done, self.run.eval.every):
             self.validate(state, done)
-        if self.run.write is not None and _every(done, self.run.sample.every) and not last:
+        if self.run.write is not None and _every(done, self.run.sample.every):
             self.show(state, done)
 
     def validate(self, state: State, done: int) -> None:
@@ -223,12 +226,6 @@ class Hooks:
 
 def _every(done: int, every: int) -> bool:
     return bool(every) and done % every == 0
-
-
-def _eval_rows(run: Run) -> int:
-    """Sequences of an evaluation batch: as asked for, rounded up to what the devices share evenly."""
-    shards = run.plan.layout.size(run.plan.layout.batch)
-    return -(-run.eval.sequences // shards) * shards
 
 
 def _make_step(run: Run) -> Step:

@@ -41,7 +41,9 @@ class Interval:
 
     def __init__(self, every: int, state: dict[str, dict[str, float]] | None = None):
         self.every = every
-        self.sums, self.last = (state or {}).get("sums") or dict.fromkeys(SUMS, 0.0), (state or {}).get("last", {})
+        held = state or {}
+        self.sums: dict[str, float] = held.get("sums") or dict.fromkeys(SUMS, 0.0)
+        self.last: dict[str, float] = held.get("last", {})
         self.waiting: tuple[int, dict[str, jax.Array]] | None = None
 
     @property

@@ -3,15 +3,14 @@
 Pure functions on a small tree. The verdict is one number, the global gradient norm, which every device has the same: all skip or none.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshloom.core.tree import Tree
 from meshloom.train.config import LossScaleConfig
-
-Tree = Any
 
 
 class Scale(NamedTuple):

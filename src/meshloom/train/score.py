@@ -8,13 +8,14 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.leaf import sum_over
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.objectives.lm import Bound, lm
 from meshloom.plan.plan import Plan
 from meshloom.runner.gather import gather_step
-from meshloom.train.gradient import batch_partition, batch_shardings, sum_over
+from meshloom.train.gradient import batch_partition, batch_shardings
 
 
 class Score(NamedTuple):

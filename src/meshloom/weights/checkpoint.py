@@ -165,7 +165,9 @@ class Checkpoints:
 
     `said`: what to tell the user about what was found. Folders of other runs are never counted, restored or removed."""
 
-    def __init__(self, folder: str | os.PathLike, keep_last: int = 2, keep_every: int = 0, keep_best: int = 0, resume: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike, keep_last: int = 2, keep_every: int = 0, keep_best: int = 0, resume: bool = False
+    ) -> None:
         """resume: the folder's checkpoints are this run's, even where the file that names the run is lost."""
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; at least 1 checkpoint must stay. Use 1 or more.")
@@ -363,11 +365,6 @@ class Checkpoints:
         except (OSError, ValueError):
             return {}
 
-    def best(self) -> int | None:
-        """The step with the lowest noted loss among those that are there."""
-        ranked = sorted((loss, step) for step, loss in self._scores().items() if step in self.steps())
-        return ranked[0][1] if ranked else None
-
     def _retain(self) -> None:
         """Removes this run's checkpoints that no rule keeps."""
         if self._first:
@@ -380,15 +377,6 @@ class Checkpoints:
         gone = self.folder / f"{step}.removed"
         os.rename(self.path(step), gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-    def forget_after(self, step: int) -> list[int]:
-        """Removes this run's checkpoints after `step`: the run goes back to it and goes on from there.  Returns what was removed."""
-        self.wait()
-        later = [s for s in self.steps() if s > step]
-        if self._first:
-            for s in later:
-                self._remove(s)
-        return later
 
     def close(self) -> None:
         """Waits for the save under way. Raises as `wait` does, after everything is closed."""

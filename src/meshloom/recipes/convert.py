@@ -1,4 +1,4 @@
-"""Conversions between formats, with a proof that nothing changed."""
+"""`meshloom convert`: from one format to another, with a proof that nothing changed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -10,12 +10,12 @@ import numpy as np
 
 from meshloom.core.config import to_tree
 from meshloom.core.tree import Tree
+from meshloom.recipes.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
 from meshloom.weights import hf
 from meshloom.weights.checkpoint import Checkpoints
 from meshloom.weights.folder import check_free, whole_folder
 from meshloom.weights.load import check as check_source
 from meshloom.weights.opened import Opened, open_model
-from meshloom.weights.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
 from meshloom.weights.rows import make_map
 
 Dtype = str | Mapping[str, str]
@@ -94,8 +94,6 @@ WRITERS: dict[str, Callable[[Opened, Tree, Dtype, Path, bool, bool], None]] = {"
 def prove(opened: Opened, weights: Tree, dtype: Dtype, source: Path, target: Path, limit: float = 1e-4) -> Proof:
     """Reads a conversion's result again: bits against the weights as that dtype rounds them; its logits against those of `transformers` from
     whichever of the two is a Hugging Face folder.  dtype: that the weights went through."""
-    from meshloom.runner.forward import logits
-
     model, c = opened.model, opened.config
     again = open_model(target)
     read = again.weights(None)
@@ -108,7 +106,7 @@ def prove(opened: Opened, weights: Tree, dtype: Dtype, source: Path, target: Pat
         why = "transformers and torch are not installed, or neither side is a Hugging Face folder"
         proofs.append(Proof((f"logits were not compared: {why}",), True))
     else:
-        proofs.append(same_logits(our_logits(logits, model, c, read, tokens), theirs, limit))
+        proofs.append(same_logits(our_logits(model, c, read, tokens), theirs, limit))
     return Proof(tuple(line for p in proofs for line in p.lines), all(p.equal for p in proofs))
 
 

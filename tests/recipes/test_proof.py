@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshloom.weights.proof import same_bits, same_logits, sample_tokens
+from meshloom.recipes.proof import same_bits, same_logits, sample_tokens
 
 
 def test_equal_trees_are_equal_and_the_smallest_difference_is_named() -> None:

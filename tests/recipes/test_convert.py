@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from goldens import small
-from meshloom.weights import convert as module
+from meshloom.recipes import convert as module
+from meshloom.recipes.convert import convert
 from meshloom.weights import hf
-from meshloom.weights.convert import convert
 from meshloom.weights.load import load
 
 
@@ -103,6 +103,6 @@ def test_the_proof_against_transformers_holds_for_every_family(name: str, tmp_pa
 def test_a_mistake_both_ways_is_found_by_the_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading and writing that are wrong in the same way give equal bits."""
     said: list[str] = []
-    monkeypatch.setattr(module, "our_logits", lambda forward, model, c, w, tokens: np.zeros((*tokens.shape, c.vocab), np.float32))
+    monkeypatch.setattr(module, "our_logits", lambda model, c, w, tokens: np.zeros((*tokens.shape, c.vocab), np.float32))
     assert not convert(small.FOLDER / "llama", tmp_path / "out", check=True, say=said.append)
     assert any("equal bit for bit" in line for line in said) and any("DIFFER" in line for line in said)

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
+from meshloom.runner.forward import logits
 
 
 class Proof(NamedTuple):
@@ -53,11 +54,11 @@ def transformers_logits(folder: Any, tokens: np.ndarray) -> np.ndarray | None:
         return np.concatenate([model(torch.tensor(row[None].astype(np.int64))).logits.numpy() for row in tokens])
 
 
-def our_logits(forward: Any, model: Model, c: Any, w: Tree, tokens: np.ndarray) -> np.ndarray:
-    """Our logits [batch, seq, vocab] in fp32.  forward: `runner.forward.logits`."""
+def our_logits(model: Model, c: Any, w: Tree, tokens: np.ndarray) -> np.ndarray:
+    """Our logits [batch, seq, vocab] in fp32."""
     w = jax.tree.map(lambda x: x.astype(jnp.float32), w)
     with jax.default_matmul_precision("highest"):
-        run = jax.jit(functools.partial(forward, model, c))
+        run = jax.jit(functools.partial(logits, model, c))
         return np.concatenate([np.asarray(run(w, row[None])) for row in tokens])
 
 
