@@ -78,10 +78,22 @@ def store_of(
     key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
     prefix = Path(out).expanduser() if out else cache / f"{Path(sources[0].path).name.split('.')[0] or 'data'}-{key}"
     with locked(prefix):
-        if file_of(prefix, "idx").exists() and (found := Store(prefix)).meta.get("made_with") == made_with:
+        found = _found(prefix)
+        if found and found.meta.get("made_with") == made_with:
             return Prepared(found, found.meta["report"], True)
+        if out and not (found and "made_with" in found.meta) and (file_of(prefix, "bin").exists() or file_of(prefix, "idx").exists()):
+            raise ValueError(f"{prefix}.bin or .idx is there already and was not made by `meshloom data prepare`. Choose another prefix, or move them away.")
         clean(prefix)
         return tokenize(sources, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
+
+
+def _found(prefix: Path) -> Store | None:
+    """The store of this prefix, or None where there is none, or a damaged one: then it is made anew."""
+    try:
+        store = Store(prefix)
+        return store if store.meta is not None else None
+    except ValueError:
+        return None
 
 
 def recipe(sources: Sequence[Source], tokenizer: Tokenizer, data: Data, cache: Path) -> dict[str, Any]:
@@ -137,12 +149,6 @@ def digest_of(file: Path) -> str:
 def is_store(source: Source) -> bool:
     """Whether a source's path is the prefix of a token store."""
     return source.format == "store" or (source.format == "auto" and file_of(prefix_of(source.path), "idx").exists())
-
-
-def prefix_of(path: str) -> Path:
-    """The prefix of a token store that is named by it, or by one of its two files."""
-    whole = Path(path).expanduser()
-    return whole.with_suffix("") if whole.suffix in (".idx", ".bin") else whole
 
 
 def open_store(prefix: str, tokenizer: Tokenizer) -> Store:

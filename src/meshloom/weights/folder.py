@@ -14,6 +14,7 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     Raises FileExistsError before anything is written if `target` holds files and overwrite is False; OSError naming the folder where the disk
     is full or may not be written.
     """
+    target = target if target.name else target.resolve()
     check_free(target, overwrite)
     temporary, aside = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
     try:
@@ -23,8 +24,15 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         yield temporary
         if target.exists():
             target.rename(aside)
-        temporary.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            temporary.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
     except OSError as error:
         where, free = target.parent, _free(target.parent)
         raise type(error)(
@@ -35,9 +43,27 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, overwrite: bool) -> None:
-    """Raises FileExistsError where writing `target` would overwrite files and that was not asked for."""
-    if not overwrite and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists already. Choose another folder, or ask to overwrite it.")
+    """Raises FileExistsError where writing `target` would overwrite files and that was not asked for, or would remove a run."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not overwrite:
+        raise FileExistsError(f"{target} exists already. Choose another folder, or ask to overwrite it (--overwrite).")
+    if (target / "run.yaml").exists() or (target / "checkpoints").exists():
+        raise FileExistsError(
+            f"{target} is the folder of a run: overwriting would remove its checkpoints. Choose another folder, such as {target / 'hf'}."
+        )
+
+
+KNOWN_BY = ("config.json", "info.json")
+"""One of these lies in every folder of a model and of a checkpoint."""
+
+
+def check_model(target: Path) -> None:
+    """Raises FileExistsError where a folder that the user names to be overwritten holds something else than a model."""
+    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not any((target / name).exists() for name in KNOWN_BY)):
+        raise FileExistsError(
+            f"{target} holds something else than a model, so it is not overwritten. Choose another folder, or empty it yourself."
+        )
 
 
 def _free(folder: Path) -> int | str:
