@@ -212,6 +212,8 @@ def test_a_damaged_store_is_made_anew_in_the_cache(tmp_path):
 
 def test_what_it_did_not_make_is_not_overwritten(tmp_path):
     (tmp_path / "mine.bin").write_bytes(b"precious")
-    with pytest.raises(ValueError, match=r"mine\.bin or \.idx is there already and was not made by `meshloom data prepare`\. Choose another"):
+    with pytest.raises(
+        ValueError, match=r"mine\.bin or \.idx is there already and was not made by `meshloom data prepare`\. Choose another"
+    ):
         store_of([write(tmp_path / "a.jsonl")], load("shipped"), data(tmp_path), out=tmp_path / "mine")
     assert (tmp_path / "mine.bin").read_bytes() == b"precious"

@@ -1,6 +1,8 @@
 """Lines are token-weighted over their interval, and the same bytes after a crash and a resume."""
 
+import errno
 import json
+import os
 
 import jax.numpy as jnp
 import pytest
@@ -114,3 +116,13 @@ def test_text_with_other_line_ends_stays_one_line(tmp_path):
     with Metrics(tmp_path, False, 1, 2):
         pass
     assert [line["text"] for line in read(tmp_path, "sample")] == [text]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = r"Cannot write .*metrics\.jsonl: the disk has .* free\. Free some space, or use another folder"
+    with pytest.raises(OSError, match=said), Metrics(tmp_path, False, 1) as metrics:
+        metrics.write({"kind": "train", "step": 1})

@@ -82,7 +82,9 @@ def store_of(
         if found and found.meta.get("made_with") == made_with:
             return Prepared(found, found.meta["report"], True)
         if out and not (found and "made_with" in found.meta) and (file_of(prefix, "bin").exists() or file_of(prefix, "idx").exists()):
-            raise ValueError(f"{prefix}.bin or .idx is there already and was not made by `meshloom data prepare`. Choose another prefix, or move them away.")
+            raise ValueError(
+                f"{prefix}.bin or .idx is there already and was not made by `meshloom data prepare`. Choose another prefix, or move them away."
+            )
         clean(prefix)
         return tokenize(sources, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
 

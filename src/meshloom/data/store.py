@@ -112,7 +112,9 @@ class Store:
         try:
             return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}). Prepare the data again, or remove that file if the store is another program's.") from None
+            raise ValueError(
+                f"{path} is damaged ({error}). Prepare the data again, or remove that file if the store is another program's."
+            ) from None
 
 
 class Writer:
