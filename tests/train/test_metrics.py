@@ -1,6 +1,10 @@
 """Lines are token-weighted over their interval, and the same bytes after a crash and a resume."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -114,3 +118,17 @@ def test_text_with_other_line_ends_stays_one_line(tmp_path):
     with Metrics(tmp_path, False, 1, 2):
         pass
     assert [line["text"] for line in read(tmp_path, "sample")] == [text]
+
+
+def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
+    """Its import takes seconds where torch is installed."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from meshloom.train.metrics import Metrics\n"
+        f"with Metrics(Path({str(tmp_path)!r}), True, 1): pass\n"
+        "sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))\n"
+    )
+    source = str(Path(__file__).parents[2] / "src")
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, timeout=300).returncode == 0
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -139,12 +139,6 @@ def is_store(source: Source) -> bool:
     return source.format == "store" or (source.format == "auto" and file_of(prefix_of(source.path), "idx").exists())
 
 
-def prefix_of(path: str) -> Path:
-    """The prefix of a token store that is named by it, or by one of its two files."""
-    whole = Path(path).expanduser()
-    return whole.with_suffix("") if whole.suffix in (".idx", ".bin") else whole
-
-
 def open_store(prefix: str, tokenizer: Tokenizer) -> Store:
     """A token store made by an earlier `prepare`, or by Megatron.  Raises ValueError, naming what differs, if it was made with another tokenizer."""
     store = Store(prefix_of(prefix))
