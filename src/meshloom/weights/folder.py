@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshloom.core.files import free
+
 
 @contextlib.contextmanager
 def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
@@ -26,10 +28,8 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         temporary.rename(target)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        where, free = target.parent, _free(target.parent)
-        raise type(error)(
-            error.errno, f"{error.strerror}: could not write {target} ({free} bytes free in {where}). Nothing was changed"
-        ) from error
+        left = f"{free(target.parent)} bytes free in {target.parent}"
+        raise type(error)(error.errno, f"{error.strerror}: could not write {target} ({left}). Nothing was changed") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -38,10 +38,3 @@ def check_free(target: Path, overwrite: bool) -> None:
     """Raises FileExistsError where writing `target` would overwrite files and that was not asked for."""
     if not overwrite and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists already. Choose another folder, or ask to overwrite it.")
-
-
-def _free(folder: Path) -> int | str:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return "unknown"
