@@ -6,9 +6,10 @@ Without --base it first trains a small model on the corpus that ships (Shakespea
 Then it learns Python from five files of the standard library, and is scored on a sixth, which it never saw. FOLDER may be any model of
 docs/models.md that holds a tokenizer.json: the result has its config.json, tokenizer files and tensor names, and `transformers` loads it.
 
-About TIME on two CPU cores. It prints both runs, and then
+About 45 s on two CPU cores. It prints both runs, and then
 
-    BEFORE
+    before  7.64 nats a token, perplexity 2,074, 4.32 bits a byte
+    after   5.71 nats a token, perplexity 301, 3.22 bits a byte
 """
 
 import argparse

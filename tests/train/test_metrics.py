@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -126,3 +129,17 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
     said = r"Cannot write .*metrics\.jsonl: the disk has .* free\. Free some space, or use another folder"
     with pytest.raises(OSError, match=said), Metrics(tmp_path, False, 1) as metrics:
         metrics.write({"kind": "train", "step": 1})
+
+
+def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
+    """Its import takes seconds where torch is installed."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from meshloom.train.metrics import Metrics\n"
+        f"with Metrics(Path({str(tmp_path)!r}), True, 1): pass\n"
+        "sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))\n"
+    )
+    source = str(Path(__file__).parents[2] / "src")
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, timeout=300).returncode == 0
+    assert list((tmp_path / "tensorboard").iterdir())

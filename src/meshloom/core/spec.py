@@ -94,13 +94,15 @@ def path_key(key: jax.Array, path: str) -> jax.Array:
     return jax.random.fold_in(key, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little"))
 
 
-def init_leaf(path: str, s: Spec, key: jax.Array) -> jax.Array:
-    """The starting value of one parameter. Each layer of a stack has its own key, so a deeper model starts with the same first layers."""
+def init_leaf(path: str, s: Spec, key: jax.Array, flat: bool = False) -> jax.Array:
+    """The starting value of one parameter. Each layer of a stack has its own key, so a deeper model starts with the same first layers.
+    flat: draw each layer's numbers as one axis: the same numbers, compiled in a third of the time, but not split over devices."""
 
     def one(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         if not s.init.std:
             return jnp.full(shape, s.init.mean, s.dtype)
-        return (s.init.mean + s.init.std * jax.random.normal(key, shape, jnp.float32)).astype(s.dtype)
+        draw = jax.random.normal(key, (math.prod(shape),) if flat else shape, jnp.float32).reshape(shape)
+        return (s.init.mean + s.init.std * draw).astype(s.dtype)
 
     key = path_key(key, path)
     if s.axes[:1] == ("layer",):
@@ -115,7 +117,8 @@ def init_leaf(path: str, s: Spec, key: jax.Array) -> jax.Array:
 def init(specs: Tree, key: jax.Array, shardings: Tree | None = None, options: dict | None = None) -> Tree:
     """Starting parameters, made where `shardings` puts them and bit-equal under every layout (threefry is partitionable).
     options: of the compiler."""
-    fill = lambda key: map_named(lambda path, s: init_leaf(path, s, key), specs, is_leaf=is_spec)
+    flat = shardings is None or all(len(where.device_set) == 1 for where in jax.tree.leaves(shardings))
+    fill = lambda key: map_named(lambda path, s: init_leaf(path, s, key, flat), specs, is_leaf=is_spec)
     return jax.jit(fill, out_shardings=shardings, compiler_options=options)(key)
 
 

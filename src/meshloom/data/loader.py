@@ -16,7 +16,10 @@ from meshloom.data.sampler import order
 
 
 class Drawn(NamedTuple):
-    """A batch on the host: what becomes a `core.batch.Batch`, without JAX. All [batch, seq] but samples [batch]. See packing.Rows; samples int32 are the rows' numbers in the whole run."""
+    """A batch on the host: what becomes a `core.batch.Batch`, without JAX. All [batch, seq] but samples [batch].
+
+    See packing.Rows; samples int32 are the rows' numbers in the whole run.
+    """
 
     tokens: np.ndarray
     targets: np.ndarray

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from contextlib import suppress
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -98,9 +99,7 @@ class Metrics:
             _cut(folder / name, start, every)
         self.files = {name: (folder / name).open("a", encoding="utf-8") for name in (METRICS, TIMING)}
         if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else None)
+            self.board = _summary_writer()(str(folder / "tensorboard"), purge_step=start + 1 if start else None)
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +125,20 @@ class Metrics:
             for key, value in values.items():
                 if isinstance(value, int | float) and key != "step":
                     self.board.add_scalar(f"{values.get('kind', 'timing')}/{key}", value, values["step"])
+
+
+def _summary_writer() -> type:
+    """tensorboardX's writer.  It imports torch where that is installed, for a type that our scalars never have: seconds of start-up. So torch is
+    hidden while it is imported."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore  # makes `import torch` an ImportError, which tensorboardX expects
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter
 
 
 def _cut(path: Path, start: int, every: int) -> None:

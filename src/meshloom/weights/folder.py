@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshloom.core.files import free
+
 
 @contextlib.contextmanager
 def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
@@ -34,10 +36,8 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         else:
             aside.unlink(missing_ok=True)
     except OSError as error:
-        where, free = target.parent, _free(target.parent)
-        raise type(error)(
-            error.errno, f"{error.strerror}: could not write {target} ({free} bytes free in {where}). Nothing was changed"
-        ) from error
+        left = f"{free(target.parent)} bytes free in {target.parent}"
+        raise type(error)(error.errno, f"{error.strerror}: could not write {target} ({left}). Nothing was changed") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -64,10 +64,3 @@ def check_model(target: Path) -> None:
         raise FileExistsError(
             f"{target} holds something else than a model, so it is not overwritten. Choose another folder, or empty it yourself."
         )
-
-
-def _free(folder: Path) -> int | str:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return "unknown"

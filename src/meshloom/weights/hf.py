@@ -20,9 +20,9 @@ from meshloom.weights import safetensors
 from meshloom.weights.folder import check_free, whole_folder
 from meshloom.weights.load import Source
 from meshloom.weights.rows import Place, make_map, theirs_from
+from meshloom.weights.stored import refuse_pickle
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -101,12 +101,7 @@ def _tensors(folder: Path) -> dict[str, safetensors.Tensor]:
     listed = _json(folder / INDEX)
     files = sorted(set(listed["weight_map"].values())) if listed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        if pickles:
-            raise ValueError(
-                f"{folder} has its weights as pickle ({', '.join(pickles[:4])}), which can run any code and is never opened. Ask for a safetensors "
-                f"version of the model, or convert it where you trust it: `model.save_pretrained(folder)` in transformers 5 writes one."
-            )
+        refuse_pickle(folder)
         raise ValueError(f"{folder} has no safetensors file. Copy the model's weights there.")
     absent = [name for name in files if not (folder / name).is_file()]
     if absent:
