@@ -6,8 +6,8 @@ The device is never made to wait: a step's numbers are read when the next step h
 import json
 import math
 import os
-from contextlib import suppress
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
