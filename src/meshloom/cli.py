@@ -73,7 +73,7 @@ def train(
         return OK
     place = out or folder.place(recipe, config.name, resume, world)
     outcome = launch.train(config, place, resume=resume)
-    return OK if outcome.signal is None else preempt.EXIT_CODE
+    return preempt.exit_code(outcome.signal, outcome.step)
 
 
 @app.command(name="eval")

@@ -1,6 +1,7 @@
 """A folder is whole or not there."""
 
 import errno
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,15 @@ def test_a_file_in_the_place_of_the_folder_is_replaced(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "hf", overwrite=True) as new:
         (new / "file").touch()
     assert [p.name for p in tmp_path.rglob("*")] == ["hf", "file"]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["before it took its place", "after"])
+def test_what_a_killed_process_left_is_put_right(tmp_path: Path, whole: bool) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name in (f".a.new-{gone.pid}", f".a.old-{gone.pid}", *(["a"] if whole else [])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name.strip(".")[:5]).touch()
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "a", overwrite=True):
+        raise RuntimeError
+    assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == ["a", "a/a" if whole else "a/a.old"]

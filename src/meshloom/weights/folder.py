@@ -21,7 +21,7 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     temporary, aside = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+        _tidy(target)
         temporary.mkdir()
         yield temporary
         if target.exists():
@@ -40,6 +40,28 @@ def whole_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         raise type(error)(error.errno, f"{error.strerror}: could not write {target} ({left}). Nothing was changed") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _tidy(target: Path) -> None:
+    """Ends what a killed process began: an old folder that it had put aside comes back where no new one took its place; the rest is removed."""
+    for left in [*target.parent.glob(f".{target.name}.old-*"), *target.parent.glob(f".{target.name}.new-*")]:
+        process = left.name.rsplit("-", 1)[-1]
+        if process.isdecimal() and (int(process) == os.getpid() or not _alive(int(process))):
+            if ".old-" in left.name and not target.exists():
+                left.rename(target)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    """Whether a process of this number runs on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def check_free(target: Path, overwrite: bool) -> None:
