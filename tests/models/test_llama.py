@@ -37,3 +37,15 @@ def test_what_a_variant_cannot_say_is_refused_before_training(given: dict, messa
 
 def test_a_list_that_says_yes_for_every_layer_is_none() -> None:
     assert Config(layers=2, embed=8, heads=2, vocab=11, variant="smollm3", rotary_layers=(True, True)).rotary_layers == ()
+
+
+def test_rotary_positions_turn_pairs():
+    sizes = {"layers": 2, "embed": 6, "heads": 2, "vocab": 8}
+    with pytest.raises(ValueError, match="Rotary positions turn pairs of features, and each head has 3. Use an even width"):
+        Config(**sizes)
+    assert Config(**sizes, variant="smollm3", rotary_layers=(False, False)).head == 3
+
+
+def test_a_list_of_layers_has_one_entry_for_each():
+    with pytest.raises(ValueError, match="rotary_layers has 1 entries for 2 layers. Give one for each, or none."):
+        Config(layers=2, embed=8, heads=2, vocab=8, variant="smollm3", rotary_layers=(True,))

@@ -20,3 +20,8 @@ def test_what_hugging_face_cannot_say_is_refused() -> None:
     c = neox.Config(layers=1, embed=8, heads=2, kv_heads=1, vocab=11)
     with pytest.raises(ValueError, match="Use the llama family"):
         neox.to_hf(c, False)
+
+
+def test_rotary_positions_turn_pairs():
+    with pytest.raises(ValueError, match="each head has 3. Use an even width"):
+        neox.Config(layers=1, embed=6, heads=2, vocab=8, rope={"partial": 1.0})

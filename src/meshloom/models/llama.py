@@ -15,7 +15,7 @@ from meshloom.models.attention import Attention, attend
 from meshloom.models.base import Ctx, Kind, Model, ModelConfig
 from meshloom.models.parts import GatedMlp, drop, embed, gated_mlp, rotary
 from meshloom.ops.norm import rms_norm
-from meshloom.ops.rope import Rope
+from meshloom.ops.rope import Rope, check_pairs
 
 
 class Config(ModelConfig):
@@ -50,7 +50,8 @@ class Config(ModelConfig):
             return given
 
         def everywhere(key: str, value: Any) -> bool:
-            return key in ("windowed_layers", "rotary_layers") and isinstance(value, (list, tuple)) and all(value)
+            lists = key in ("windowed_layers", "rotary_layers") and isinstance(value, (list, tuple))
+            return lists and len(value) == given.get("layers") and all(value)
 
         said = {key: value for key, value in given.items() if not everywhere(key, value)}
         return {**llama_hf.IMPLIED.get(str(given.get("variant")), {}), **said}
@@ -60,6 +61,8 @@ class Config(ModelConfig):
         for name in ("windowed_layers", "rotary_layers"):
             if len(getattr(self, name)) not in (0, self.layers):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.layers} layers. Give one for each, or none.")
+        if any(self.rotary_layers) or not self.rotary_layers:
+            check_pairs(self.rope, self.head)
         unsaid = llama_hf.unsaid(self)
         if unsaid:
             raise ValueError(

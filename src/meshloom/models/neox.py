@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+from pydantic import model_validator
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
@@ -14,7 +15,7 @@ from meshloom.models.attention import Attention, attend
 from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row, alike
 from meshloom.models.hf import activation, plain_heads, read_rope, take, write_rope
 from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, embed, mlp, normed, rotary
-from meshloom.ops.rope import Rope
+from meshloom.ops.rope import Rope, check_pairs
 
 
 class Config(ModelConfig):
@@ -32,6 +33,11 @@ class Config(ModelConfig):
     """Biases on the attention's projections."""
     rope: Rope = Rope(partial=0.25)
     """Rotary positions; `partial` is the fraction of each head that is turned."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "Config":
+        check_pairs(self.rope, self.head)
+        return self
 
 
 @pytree

@@ -51,6 +51,12 @@ def rotated(rope: Rope, head: int) -> int:
     return int(head * rope.partial)
 
 
+def check_pairs(rope: Rope, head: int) -> None:
+    """Raises ValueError where the last feature that is rotated has no partner in its head."""
+    if rotated(rope, head) % 2 and rotated(rope, head) == head:
+        raise ValueError(f"Rotary positions turn pairs of features, and each head has {head}. Use an even width of heads (embed / heads).")
+
+
 def _default(rope: Rope, size: int) -> np.ndarray:
     return np.float32(1) / np.float32(rope.theta) ** (np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
 
