@@ -73,7 +73,7 @@ def train(
         return OK
     place = out or folder.place(recipe, config.name, resume, world)
     outcome = launch.train(config, place, resume=resume)
-    return OK if outcome.signal is None else preempt.EXIT_CODE
+    return preempt.exit_code(outcome.signal, outcome.step)
 
 
 @app.command(name="eval")
@@ -183,7 +183,7 @@ def generate(
     from meshloom.serve import generate as worker
     from meshloom.serve.sampling import Sampling
 
-    prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
+    prompts = (*prompt, *(worker.read_prompts(prompt_file) if prompt_file else ()))
     if not prompts:
         raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
     wishes = {

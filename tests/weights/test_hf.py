@@ -174,3 +174,16 @@ def test_transformers_loads_the_export_with_the_same_logits(name: str, old: bool
     with torch.no_grad():
         got = np.concatenate([model(torch.tensor(row[None].astype(np.int64))).logits.numpy() for row in golden["tokens"]])
     assert np.abs(got[:, :, ::4] - golden["logits"]).max() < 1e-5  # gelu_fast is written as gelu_new, which rounds otherwise
+
+
+@pytest.mark.parametrize(
+    "over, message",
+    [
+        ({"num_key_value_heads": 3, "num_attention_heads": 4}, r"config\.json does not describe a model: .*cannot share 3 key/value heads evenly"),
+        ({"hidden_size": "64"}, r"config\.json does not describe a model: "),
+        ({"num_hidden_layers": -1}, r"config\.json does not describe a model: layers: "),
+    ],
+)  # fmt: skip
+def test_a_config_that_contradicts_itself_is_named(tmp_path: Path, over: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_folder(folder(tmp_path, json.dumps({**small.said("llama"), **over})))

@@ -45,6 +45,10 @@ def open_model(path: str | Path, step: int | None = None) -> Opened:
     stored.refuse_pickle(path)
     for is_kind, opened in KINDS:
         if is_kind(path):
+            if step is not None and opened is not _run:
+                raise ValueError(
+                    f"{path} is one model, not the folder of a run with its checkpoints. Leave --step {step} out, or give the run's folder."
+                )
             return opened(path, step)
     raise ValueError(
         f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file."
