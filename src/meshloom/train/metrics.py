@@ -16,7 +16,7 @@ import jax
 
 from meshloom.core.files import explained, write_bytes
 
-SUMS = ("loss", "z", "correct", "tokens")
+SUMS: tuple[str, ...] = ("loss", "z", "correct", "tokens")
 """Added up over an interval; the others are the values of its last step."""
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
