@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshloom.core.files import REASONS, FolderLock, free, human, sentence, write_bytes, write_json, write_text
+from meshloom.core.files import REASONS, FolderLock, bytes_of, free, human, sentence, write_bytes, write_json, write_text
 
 HOLD = """
 import sys, time
@@ -128,3 +128,7 @@ def test_a_full_disk_is_told_by_the_lock_too(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"Cannot write .*\.lock: the disk has .* free\. Free some space"), FolderLock(tmp_path):
         pass
     os.close(handle)
+
+
+def test_few_bytes_are_said_once():
+    assert (bytes_of(161), bytes_of(5_182_492)) == ("161 bytes", "5.18 MB, 5,182,492 bytes")

@@ -44,3 +44,9 @@ def test_own_text(run, tmp_path, capsys):
 def test_missing_model_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no"):
         evaluate(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("name, given, least", [("sequences", 0, 1), ("limit", -1, 0), ("seq", -5, 0)])
+def test_numbers_that_cannot_be_are_told(name, given, least):
+    with pytest.raises(ValueError, match=f"--{name} is {given}; it must be at least {least}"):
+        evaluate("no model is opened", **{name: given})

@@ -117,3 +117,8 @@ def test_prints_tables_and_returns_whether_all_agree(monkeypatch, capsys, rows) 
     monkeypatch.setattr(own, "check", lambda case, layouts, steps, say: iter([broken]))
     assert not own.verify(config, ("data=8",), 5)
     assert "data=8: starting weights differ" in capsys.readouterr().out
+
+
+def test_no_steps_are_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="--steps is 0; at least 1 step is needed to compare"):
+        own.verify(load_recipe("quickstart"), steps=0)

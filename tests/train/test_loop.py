@@ -147,6 +147,12 @@ def test_another_model_is_refused(whole_run):
         launch.train(other, base / "run", resume=True)
 
 
+def test_a_run_that_went_further_already_is_not_cut(whole_run):
+    base, _ = whole_run
+    with pytest.raises(ValueError, match=r"14 is of step 14, and the run that is asked for ends at step 8\. Train longer"):
+        launch.train(config(base, train={"steps": 8}), base / "run", resume=True)
+
+
 def test_a_refused_resume_leaves_the_folder_as_it_was(whole_run):
     """C20: otherwise the recipe that does not fit would be the run's, and its tokenizer too."""
     base, _ = whole_run

@@ -21,6 +21,11 @@ def human(size: float) -> str:
     return f"{size:.3g} TB"
 
 
+def bytes_of(size: int) -> str:
+    """Bytes for people, with their exact number."""
+    return human(size) if size < 1000 else f"{human(size)}, {size:,} bytes"
+
+
 def free(path: Path) -> int:
     """Bytes free for this user on the disk that holds `path`, or would hold it."""
     path = path.absolute()
@@ -50,7 +55,7 @@ def sentence(error: OSError, path: str | os.PathLike, size: int | None = None) -
     """The same error, with a message that says what could not be written, how large it is, why, and what to do.  size: bytes."""
     path = Path(path)
     reason = REASONS.get(error.errno or 0, lambda path: (error.strerror or str(error)).rstrip("."))(path)
-    what = f"Cannot write {path}" + (f" ({human(size)}, {size:,} bytes)" if size is not None else "")
+    what = f"Cannot write {path}" + (f" ({bytes_of(size)})" if size is not None else "")
     said = type(error)(f"{what}: {reason}.")
     said.errno = error.errno
     return said

@@ -56,6 +56,9 @@ def evaluate(
 ) -> Scores:
     """Scores a model on its run's held-out split, or on the given files.  limit: rows scored in all, 0 for every one.  seq: tokens in a row; 0: as in
     training, or 1,024 within the model's length.  Raises ValueError where there is nothing to score."""
+    for name, given, least in (("sequences", sequences, 1), ("limit", limit, 0), ("seq", seq, 0)):
+        if given < least:
+            raise ValueError(f"--{name} is {given}; it must be at least {least}.")
     opened = open_model(path, step)
     section, tokenizer = _data(opened, data, seq)
     valid = open_held_out(section, tokenizer, progress=True)

@@ -67,6 +67,8 @@ class Outcome(NamedTuple):
 
 def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> bool:
     """Whether every layout agrees with one device and with its formulas. Prints the tables. Refused layouts are shown and do not count."""
+    if steps < 1:
+        raise ValueError(f"--steps is {steps}; at least 1 step is needed to compare.")
     from rich.console import Console
 
     console = Console()

@@ -125,6 +125,11 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
             print(f"There is no checkpoint in {saved.folder} yet: the run begins at step 0.")
         given = None if run.weights is None else run.weights(step.shardings.params)
         return step.start(given), run.data, 0, 0, {}
+    if newest > run.steps:
+        raise ValueError(
+            f"{saved.path(newest)} is of step {newest}, and the run that is asked for ends at step {run.steps}. "
+            "Train longer (train.steps), or start a new run in another folder."
+        )
     info = saved.info(newest)
     if lost := {"model", "data", "interval"} - set(info):
         raise ValueError(

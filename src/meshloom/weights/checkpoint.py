@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from meshloom.core.files import REASONS, explained, free, human, write_json
+from meshloom.core.files import REASONS, bytes_of, explained, free, write_json
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.weights.stored import FORMAT, check_files, choices, fault_of, list_files, read_info, unfinished, whole
 
@@ -155,7 +155,7 @@ def _save_error(error: BaseException, path: Path, size: int, previous: int | Non
     number = getattr(error, "errno", None) or next((n for words, n in SPOKEN.items() if words in chain), 0)
     reason = REASONS[number](path) if number in REASONS else _first_line(error)
     rest = f"The checkpoint of step {previous} is whole." if previous is not None else "There is no earlier one."
-    said = OSError(f"Cannot write checkpoint {path} ({human(size)}, {size:,} bytes): {reason}. {rest}")
+    said = OSError(f"Cannot write checkpoint {path} ({bytes_of(size)}): {reason.rstrip('.')}. {rest}")
     said.errno = number
     return said
 
