@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshloom.plan.verify import LAYOUTS
+from meshloom.plan.verify import LAYOUTS, refused
 from meshloom.recipes import verify as own
 from meshloom.recipes.load import load_recipe
 
@@ -122,3 +122,9 @@ def test_prints_tables_and_returns_whether_all_agree(monkeypatch, capsys, rows) 
 def test_no_steps_are_nothing_to_compare() -> None:
     with pytest.raises(ValueError, match="--steps is 0; at least 1 step is needed to compare"):
         own.verify(load_recipe("quickstart"), steps=0)
+
+
+def test_nothing_but_refusals_is_no_agreement(monkeypatch) -> None:
+    monkeypatch.setattr(own, "check", lambda case, layouts, steps, say: iter([refused("tensor=3", "why")]))
+    with pytest.raises(ValueError, match="Not one layout could be compared: all that were asked for are refused"):
+        own.verify(load_recipe("quickstart"), ("tensor=3",), 1)

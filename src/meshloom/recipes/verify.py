@@ -86,6 +86,8 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     wrong = [f"{row.spelling}: {said}" for row in rows for said in row.wrong]
     for line in wrong:
         console.print(line, style="red", soft_wrap=True, highlight=False)
+    if rows and all(row.refused for row in rows):
+        raise ValueError("Not one layout could be compared: all that were asked for are refused. Ask for others by --layouts.")
     return not wrong
 
 
