@@ -92,9 +92,8 @@ def training_row(c: ModelConfig, lay: Layout, kind: Kind, rows: int, seq: int, p
     heads = c.heads // lay.size(lay.acts.get("heads", ()))
     kv_heads = c.kv_heads // lay.size(lay.acts.get("kv_heads", ())) if lay.acts.get("kv_heads") or heads == c.heads else heads
     drops = c.attention_dropout > 0
-    return choose(
-        Case(lay.platform, seq, seq, heads, kv_heads, c.head, dtype, rows, kind.window is not None, packed, False, drops)
-    ).explain()
+    choice = choose(Case(lay.platform, seq, seq, heads, kv_heads, c.head, dtype, rows, kind.window is not None, packed, False, drops))
+    return choice._replace(passed_over=tuple(row for row in choice.passed_over if row[0] != "decode")).explain()
 
 
 def _kernel(
