@@ -11,7 +11,7 @@ from meshloom.core.layout import ONE_DEVICE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import named_leaves
-from meshloom.models.attention import Attention, attend, own_heads
+from meshloom.models.attention import Attention, attend, own_heads, training_row
 from meshloom.models.base import Ctx, Kind, ModelConfig
 
 C = ModelConfig(layers=1, embed=16, heads=4, kv_heads=2, vocab=11, init_std=0.5, attention_dropout=0.3)
@@ -50,3 +50,12 @@ def test_each_query_head_finds_its_key_head_where_there_are_more_devices_than_ke
     got = jax.jit(jax.shard_map(local, mesh=make_mesh(lay), in_specs=(heads, P()), out_specs=heads))(q, kv)
     np.testing.assert_array_equal(got, jnp.repeat(kv, 2, axis=2))
     assert own_heads(C, ONE_DEVICE, q, kv) is kv
+
+
+def test_the_row_of_a_training_step_is_told_with_the_reasons():
+    """No silent fallback: what was preferred and why it cannot serve."""
+    c = C.model_copy(update={"head": 8, "attention_dropout": 0.0})
+    assert training_row(c, Layout(), Kind(), 2, 64, True, "float32") == "attention by 'blocks' (not cudnn: needs an NVIDIA GPU, here cpu)"
+    dropping = c.model_copy(update={"attention_dropout": 0.1})
+    assert "attention by 'reference'" in training_row(dropping, Layout(), Kind(), 2, 64, True, "float32")
+    assert "attention by 'cudnn'" in training_row(c, Layout(platform="gpu"), Kind(), 2, 64, True, "bfloat16")

@@ -87,6 +87,15 @@ def _first_head(lay: Layout, q: jax.Array) -> jax.Array | int:
     return lax.axis_index(axes) * q.shape[2] if axes else 0
 
 
+def training_row(c: ModelConfig, lay: Layout, kind: Kind, rows: int, seq: int, packed: bool, dtype: str) -> str:
+    """Which attention row a training step takes, and why not those before it: one sentence for the plan.  rows: of a micro-batch on one device."""
+    heads = c.heads // lay.size(lay.acts.get("heads", ()))
+    kv_heads = c.kv_heads // lay.size(lay.acts.get("kv_heads", ())) if lay.acts.get("kv_heads") or heads == c.heads else heads
+    drops = c.attention_dropout > 0
+    choice = choose(Case(lay.platform, seq, seq, heads, kv_heads, c.head, dtype, rows, kind.window is not None, packed, False, drops))
+    return choice._replace(passed_over=tuple(row for row in choice.passed_over if row[0] != "decode")).explain()
+
+
 def _kernel(
     lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, segments: bool, positions: bool, dropout: bool
 ) -> Callable[..., jax.Array]:

@@ -50,9 +50,9 @@ def spell(asked: dict[str, int]) -> str:
     return " ".join(name if name in BESIDE else f"{name}={n}" for name, n in asked.items()) or "one device"
 
 
-def build(spelling: str, c, seq: int) -> Layout:
-    """The layout of a spelling for a model and a sequence length. Strategies over one device split nothing and vanish."""
-    layout = Layout()
+def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
+    """The layout of a spelling for a model and a sequence length. Strategies over one device split nothing and vanish.  platform: of the devices."""
+    layout = Layout(platform=platform)
     for name, n in parse(spelling).items():
         if n > 1:
             STRATEGIES[name].check(c, seq, n)

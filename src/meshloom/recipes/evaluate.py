@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +63,7 @@ def evaluate(
     valid = open_held_out(section, tokenizer, progress=True)
     if valid is None:
         raise ValueError("The run has no held-out split (data.valid is 0). Give --data with a text to score.")
-    lay = replace(build("" if layout == "auto" else layout, opened.config, section.seq), platform=jax.devices()[0].platform)
+    lay = build("" if layout == "auto" else layout, opened.config, section.seq, jax.devices()[0].platform)
     mesh = make_mesh(lay)
     plan = Plan(mesh, lay, How("scan"), 1, "float32", section.packing == "documents")
     params = opened.weights(shardings(mesh, lay, "rest", opened.model.specs(opened.config)) if lay.devices > 1 else None)

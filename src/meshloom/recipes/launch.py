@@ -5,7 +5,6 @@ import platform
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from meshloom.core.mesh import make_mesh
 from meshloom.core.tree import Tree
 from meshloom.data import tokenizer as tokenizers
 from meshloom.data.sets import Sets, describe, open_sets
+from meshloom.models.attention import training_row
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
@@ -65,12 +65,15 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     if spelling == "auto":
         spelling = default(len(devices), c)
         said.append(f"layout: {spell(parse(spelling))} (chosen: {len(devices)} device{'s' * (len(devices) > 1)} present)")
-    layout = replace(build(spelling, c, config.data.seq), platform=devices[0].platform)
+    layout = build(spelling, c, config.data.seq, devices[0].platform)
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
     how = How(_runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
     plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
+    rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
+    kinds = dict.fromkeys(model.kinds(c))
+    said += dict.fromkeys(training_row(c, layout, kind, rows, config.data.seq, packed, plan.dtype) for kind in kinds)
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 

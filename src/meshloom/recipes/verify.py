@@ -167,7 +167,7 @@ def drift(got: Outcome, one: Outcome, noise: float = 1e-6) -> float:
 
 def plan_of(x: Case, spelling: str) -> Plan:
     """The plan of one layout of the shrunken model."""
-    layout = replace(build(spelling, x.small, SEQ), platform=jax.devices()[0].platform)
+    layout = build(spelling, x.small, SEQ, jax.devices()[0].platform)
     packed = x.config.data.packing == "documents"
     return Plan(make_mesh(layout), layout, x.how, x.micro, "float32", packed)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import jax
 from jax.sharding import Mesh
 
 from meshloom.core.layout import Layout
@@ -79,7 +80,7 @@ def speaker(path: str | Path, *, step: int | None = None, layout: str = "auto", 
     layout: the compact spelling; `auto` is one device.  precision: a key of DTYPES.  gather: as for `make_engine`."""
     found = open_model(path, step)
     model, c, tokenizer = found.model, found.config, tokenizer_of(found)
-    lay = build("" if layout == "auto" else layout, c, c.max_seq)
+    lay = build("" if layout == "auto" else layout, c, c.max_seq, jax.devices()[0].platform)
     mesh = make_mesh(lay) if lay.devices > 1 else None
     engine = make_engine(model, c, mesh, lay, DTYPES[precision], gather)
     params = found.weights(None if mesh is None else shardings(mesh, lay, "rest", model.specs(c)))
