@@ -65,20 +65,15 @@ def train(
     world = cli_base.start(machine)
     from meshloom.recipes import folder, launch
     from meshloom.recipes.load import load_recipe
+    from meshloom.train import preempt
 
     config = load_recipe(recipe, set_)
     if dry_run:
         print("\n".join(launch.describe_plan(config, launch.choose(config))))
         return OK
-    if out is None and world > 1:
-        raise ValueError(f"{world} processes must agree on the run's folder. Name it with --out.")
-    if out is None and resume and (Path(recipe) / "run.yaml").is_file():
-        out = Path(recipe)
-    place = out or (folder.newest(config.name) if resume else folder.fresh(config.name))
-    from meshloom.train import preempt
-
+    place = out or folder.place(recipe, config.name, resume, world)
     outcome = launch.train(config, place, resume=resume)
-    return OK if outcome.signal is None else preempt.EXIT_CODE
+    return preempt.exit_code(outcome.signal, outcome.step)
 
 
 @app.command(name="eval")
@@ -188,7 +183,7 @@ def generate(
     from meshloom.serve import generate as worker
     from meshloom.serve.sampling import Sampling
 
-    prompts = (*prompt, *(prompt_file.read_text(encoding="utf-8").splitlines() if prompt_file else ()))
+    prompts = (*prompt, *(worker.read_prompts(prompt_file) if prompt_file else ()))
     if not prompts:
         raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
     wishes = {

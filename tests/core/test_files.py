@@ -1,6 +1,7 @@
 """Whole files, one process a folder, and disk errors that read as sentences."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -112,3 +113,18 @@ def test_torn_lock_file(tmp_path):
     Path(tmp_path / ".lock").write_text('{"pid": 1')
     with FolderLock(tmp_path) as lock:
         assert lock.said == ""
+
+
+def test_a_full_disk_is_told_by_the_lock_too(tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def fileno(self):
+            return handle
+
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    monkeypatch.setattr("builtins.open", lambda *_, **__: Full())
+    with pytest.raises(OSError, match=r"Cannot write .*\.lock: the disk has .* free\. Free some space"), FolderLock(tmp_path):
+        pass
+    os.close(handle)

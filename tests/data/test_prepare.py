@@ -199,3 +199,21 @@ def test_progress_is_shown(tmp_path, capsys, small_parts):
     store_of([write(tmp_path / "a.jsonl")], load(), data(tmp_path), progress=True)
     told = capsys.readouterr()
     assert "Tokenizing" in told.err and not told.out
+
+
+def test_a_damaged_store_is_made_anew_in_the_cache(tmp_path):
+    source = [write(tmp_path / "a.jsonl")]
+    made = store_of(source, load("shipped"), data(tmp_path)).store
+    for ending, held in (("json", '{"made'), ("json", "[1]"), ("idx", "junk"), ("bin", "")):
+        (tmp_path / "cache" / f"{made.prefix.rsplit('/', 1)[1]}.{ending}").write_text(held)
+        again = store_of(source, load("shipped"), data(tmp_path))
+        assert not again.cached and ids_of(again.store) == ids_of(Store(made.prefix))
+
+
+def test_what_it_did_not_make_is_not_overwritten(tmp_path):
+    (tmp_path / "mine.bin").write_bytes(b"precious")
+    with pytest.raises(
+        ValueError, match=r"mine\.bin or \.idx is there already and was not made by `meshloom data prepare`\. Choose another"
+    ):
+        store_of([write(tmp_path / "a.jsonl")], load("shipped"), data(tmp_path), out=tmp_path / "mine")
+    assert (tmp_path / "mine.bin").read_bytes() == b"precious"

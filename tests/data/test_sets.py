@@ -7,6 +7,7 @@ import pytest
 
 from meshloom.data.config import Data, Source
 from meshloom.data.sets import describe, open_sets
+from meshloom.data.store import Writer
 from meshloom.data.tokenizer import load
 
 TEXTS = [f"Document number {i} says {'word ' * (i % 9)}{i * i}." for i in range(200)]
@@ -110,3 +111,14 @@ def test_the_shipped_corpus_by_default(tmp_path):
 
     assert (CORPUS / "README.md").read_text().count("public domain") == 2
     assert Data().train == (Source(path="corpus"),)
+
+
+def test_a_store_with_ids_that_the_tokenizer_lacks_is_refused(tmp_path):
+    with Writer(tmp_path / "theirs", np.dtype("<u2")) as out:
+        out.add(np.arange(5000))
+        out.finish({})
+    (tmp_path / "theirs.json").unlink()
+    sets = open_sets(Data(train=(Source(path=str(tmp_path / "theirs")),), valid=0, seq=100), load("shipped"), seed=0)
+    said = r"theirs' holds token id \d+, and the tokenizer has ids 0 to 4095\. It was made with another tokenizer, or is damaged"
+    with pytest.raises(ValueError, match=said):
+        sets.train.read(np.arange(sets.train.rows))

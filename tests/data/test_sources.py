@@ -253,3 +253,12 @@ def test_a_damaged_description_of_a_data_set(tmp_path, name, held, said):
     (tmp_path / name).write_text(held)
     with pytest.raises(ValueError, match=said):
         texts(tmp_path)
+
+
+def test_a_folder_of_another_ending_is_read_where_the_format_is_given(tmp_path):
+    """Source code as text: .py has no format of its own, a .jsonl beside it has."""
+    (tmp_path / "a.py").write_text("print(1)\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "no"}\n')
+    found = list(documents((Source(path=str(tmp_path), format="text"),), "stop", 1 << 20, Report()))
+    assert [d.text for d in found] == ["print(1)\n"]
+    assert [d.text for d in documents((Source(path=str(tmp_path)),), "stop", 1 << 20, Report())] == ["no"]

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -168,3 +170,13 @@ def test_importing_data_brings_no_jax():
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"Cannot write .*tokenizer_config\.json .*: the disk has .* free\. Free some space"):
+        load().save(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())

@@ -1,5 +1,6 @@
 """Lines are token-weighted over their interval, and the same bytes after a crash and a resume."""
 
+import errno
 import json
 import os
 import subprocess
@@ -118,6 +119,16 @@ def test_text_with_other_line_ends_stays_one_line(tmp_path):
     with Metrics(tmp_path, False, 1, 2):
         pass
     assert [line["text"] for line in read(tmp_path, "sample")] == [text]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = r"Cannot write .*metrics\.jsonl: the disk has .* free\. Free some space, or use another folder"
+    with pytest.raises(OSError, match=said), Metrics(tmp_path, False, 1) as metrics:
+        metrics.write({"kind": "train", "step": 1})
 
 
 def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from meshloom.train.preempt import EXIT_CODE, Preemption
+from meshloom.train.preempt import EXIT_CODE, Preemption, exit_code
 
 LOOP = """
 import sys, time
@@ -102,3 +102,13 @@ def test_two_processes_agree(number):
         for p in pair:
             p.kill()
     assert said[0][0] == said[1][0] and said[0][0].startswith("stopped "), said
+
+
+def test_exit_codes() -> None:
+    """75 promises a checkpoint, so a run that was stopped before its first step does not end with it."""
+    assert [exit_code(None, 5), exit_code(signal.SIGTERM, 5), exit_code(signal.SIGTERM, 0), exit_code(signal.SIGINT, 0)] == [
+        0,
+        75,
+        143,
+        130,
+    ]

@@ -145,7 +145,11 @@ LLAMA = json.dumps(small.said("llama"))
         (None, {}, "has no config.json"),
         ("{", {}, "config.json is not valid JSON"),
         (LLAMA, {}, "has no safetensors file"),
-        (LLAMA, dict(pytorch_model__bin=b"x"), r"as pickle \(pytorch_model.bin\), which can run any code and is never opened"),
+        (
+            LLAMA,
+            dict(pytorch_model__bin=b"x"),
+            r"pytorch_model.bin is a pickle: loading it runs whatever code it holds, so Meshloom never does.*safe_serialization",
+        ),
         (LLAMA, dict(model__safetensors=b"x" * 9), "not a whole safetensors file"),
         (json.dumps({**small.said("llama"), "quantization_config": {"quant_method": "gptq"}}), {}, r"quantised weights \(gptq\)"),
         (json.dumps({"model_type": "bert"}), {}, "model_type 'bert' is not implemented"),
@@ -170,3 +174,16 @@ def test_transformers_loads_the_export_with_the_same_logits(name: str, old: bool
     with torch.no_grad():
         got = np.concatenate([model(torch.tensor(row[None].astype(np.int64))).logits.numpy() for row in golden["tokens"]])
     assert np.abs(got[:, :, ::4] - golden["logits"]).max() < 1e-5  # gelu_fast is written as gelu_new, which rounds otherwise
+
+
+@pytest.mark.parametrize(
+    "over, message",
+    [
+        ({"num_key_value_heads": 3, "num_attention_heads": 4}, r"config\.json does not describe a model: .*cannot share 3 key/value heads evenly"),
+        ({"hidden_size": "64"}, r"config\.json does not describe a model: "),
+        ({"num_hidden_layers": -1}, r"config\.json does not describe a model: layers: "),
+    ],
+)  # fmt: skip
+def test_a_config_that_contradicts_itself_is_named(tmp_path: Path, over: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_folder(folder(tmp_path, json.dumps({**small.said("llama"), **over})))

@@ -47,3 +47,8 @@ def test_what_cannot_be_opened_is_refused_with_what_is_there(run: Path, tmp_path
     (tmp_path / "model.bin").write_bytes(b"\x80")
     with pytest.raises(ValueError, match="is a pickle"):
         open_model(tmp_path / "model.bin")
+
+
+def test_a_step_of_what_has_no_steps_is_refused(run: Path) -> None:
+    with pytest.raises(ValueError, match="is one model, not the folder of a run with its checkpoints. Leave --step 3 out"):
+        open_model(run / "checkpoints" / "3", 3)

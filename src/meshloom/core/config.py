@@ -37,7 +37,8 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         if not self.path:
-            return self.says[:1].upper() + self.says[1:]
+            says = self.says.removeprefix(": ")
+            return says[:1].upper() + says[1:]
         return ".".join(self.path) + ("" if self.says.startswith(":") else " ") + self.says
 
 

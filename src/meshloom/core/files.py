@@ -146,14 +146,20 @@ class FolderLock:
             self.said = (
                 f"Process {owner.get('pid')} on {owner.get('host')} ended without leaving {self.path.parent}; this process takes it over."
             )
-        self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        try:
+            self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        except OSError:
+            with contextlib.suppress(OSError):  # closing tries to write again
+                self._file.close()
+            raise
         return self
 
     def _write(self, text: str) -> None:
         assert self._file is not None
-        self._file.truncate(0)
-        self._file.write(text)
-        self._file.flush()
+        with explained(self.path):
+            self._file.truncate(0)
+            self._file.write(text)
+            self._file.flush()
 
     def __exit__(self, *_: object) -> None:
         """Empties the file, which says that the process left in order, and gives the lock back."""

@@ -46,6 +46,8 @@ class How(NamedTuple):
     seed: int = 0
     shuffle: bool = True
     prefetch: int = 2
+    vocab: int = 2**31
+    """Token ids that there are; a row with others is refused."""
 
 
 class Epochs(NamedTuple):
@@ -82,9 +84,20 @@ class Loader:
             at = np.flatnonzero(source == s)
             if at.size:
                 index = order(self.how.seed, s, number[at], part.rows, self.how.shuffle)
-                for whole, some in zip(out, self._rows(part, index)):
+                rows = self._rows(part, index)
+                self._check(part.name, rows)
+                for whole, some in zip(out, rows):
                     whole[at] = some
         return Drawn(*out, samples=samples.astype(np.int32))
+
+    def _check(self, name: str, rows: Rows) -> None:
+        """Raises ValueError for ids that the tokenizer does not have: a store from elsewhere is known by its ids alone."""
+        low, high = min(rows.tokens.min(), rows.targets.min()), max(rows.tokens.max(), rows.targets.max())
+        if low < 0 or high >= self.how.vocab:
+            raise ValueError(
+                f"Source '{name}' holds token id {low if low < 0 else high}, and the tokenizer has ids 0 to {self.how.vocab - 1}. "
+                "It was made with another tokenizer, or is damaged: give the tokenizer that made it, or prepare the data again."
+            )
 
     def _empty(self, rows: int) -> Rows:
         return Rows(*(np.zeros((rows, self.how.seq), t) for t in (np.int32, np.int32, np.float32, np.int32, np.int32)))

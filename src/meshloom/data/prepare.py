@@ -78,10 +78,24 @@ def store_of(
     key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
     prefix = Path(out).expanduser() if out else cache / f"{Path(sources[0].path).name.split('.')[0] or 'data'}-{key}"
     with locked(prefix):
-        if file_of(prefix, "idx").exists() and (found := Store(prefix)).meta.get("made_with") == made_with:
+        found = _found(prefix)
+        if found and found.meta.get("made_with") == made_with:
             return Prepared(found, found.meta["report"], True)
+        if out and not (found and "made_with" in found.meta) and (file_of(prefix, "bin").exists() or file_of(prefix, "idx").exists()):
+            raise ValueError(
+                f"{prefix}.bin or .idx is there already and was not made by `meshloom data prepare`. Choose another prefix, or move them away."
+            )
         clean(prefix)
         return tokenize(sources, tokenizer, data, Work(prefix, Path(f"{prefix}.{key}.parts"), made_with), progress)
+
+
+def _found(prefix: Path) -> Store | None:
+    """The store of this prefix, or None where there is none, or a damaged one: then it is made anew."""
+    try:
+        store = Store(prefix)
+        return store if store.meta is not None else None
+    except ValueError:
+        return None
 
 
 def recipe(sources: Sequence[Source], tokenizer: Tokenizer, data: Data, cache: Path) -> dict[str, Any]:

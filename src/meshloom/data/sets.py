@@ -33,7 +33,7 @@ def open_sets(data: Data, tokenizer: Tokenizer, seed: int, progress: bool = Fals
     fraction = 0.0 if isinstance(data.valid, tuple) else data.valid
     masks = [held_out(data.split_seed, len(p.store), fraction) for p in stores]
     train = [part(data, s, p.store, ~m) for s, p, m in zip(data.train, stores, masks)]
-    how = How(data.seq, data.packing, seed, data.shuffle, data.prefetch)
+    how = How(data.seq, data.packing, seed, data.shuffle, data.prefetch, tokenizer.size)
     main = loader(train, [s.weight for s in data.train], how)
     valid = valid_parts(data, tokenizer, [p.store for p in stores], masks, progress, report)
     return Sets(main, loader(valid, [1.0] * len(valid), how._replace(shuffle=False)) if valid else None, tuple(report))
@@ -43,7 +43,7 @@ def open_held_out(data: Data, tokenizer: Tokenizer, progress: bool = False) -> L
     """The held-out set alone, None where data.valid is 0: what a finished model is scored on, which may be shorter than a row."""
     if isinstance(data.valid, tuple):
         parts = valid_parts(data, tokenizer, (), (), progress, [])
-        return loader(parts, [1.0] * len(parts), How(data.seq, data.packing, 0, False, data.prefetch))
+        return loader(parts, [1.0] * len(parts), How(data.seq, data.packing, 0, False, data.prefetch, tokenizer.size))
     return open_sets(data, tokenizer, 0, progress).valid
 
 

@@ -157,9 +157,10 @@ def _no_file(path: Path) -> str:
 
 
 def _wanted(path: Path, source: Source) -> bool:
-    """A README is about the data, not of it; everything else is decided by its ending."""
+    """A README is about the data, not of it. Else the ending decides; where the format is given, unknown endings (.py, .tex) are of it."""
     named = format_of(path, source.model_copy(update={"format": "auto"}))
-    return not path.name.lower().startswith(("readme", "licence", "license")) and named is not None and source.format in ("auto", named)
+    fits = named is not None if source.format == "auto" else named in (None, source.format)
+    return fits and not path.name.lower().startswith(("readme", "licence", "license"))
 
 
 def near(path: Path) -> str:

@@ -109,7 +109,12 @@ class Store:
     def meta(self) -> dict[str, Any]:
         """What was written beside the store, empty for a store from elsewhere."""
         path = file_of(self.prefix, "json")
-        return json.loads(path.read_text()) if path.exists() else {}
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}). Prepare the data again, or remove that file if the store is another program's."
+            ) from None
 
 
 class Writer:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshloom.core.files import write_bytes
 from meshloom.data.config import Tokenizer as TokenizerSection
 
 SHIPPED = Path(__file__).parent / "corpus" / "tokenizer"
@@ -114,10 +115,8 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Writes the files as they were read, byte for byte; a tokenizer that had none gets a tokenizer_config.json, which Hugging Face needs."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         for name, raw in {"tokenizer_config.json": self._hf_config(), **self.files}.items():
-            (folder / name).write_bytes(raw)
+            write_bytes(Path(folder) / name, raw)
 
     def _hf_config(self) -> bytes:
         named = {kind: self.backend.id_to_token(i) for kind, i in self.special.items() if i is not None}

@@ -105,6 +105,11 @@ class Kind(NamedTuple):
     """Whether this layer turns its queries and keys by position."""
 
 
+def alike(c: ModelConfig) -> tuple[Kind, ...]:
+    """The kinds of a model whose layers are all of the plain one."""
+    return (Kind(),) * c.layers
+
+
 @pytree
 class KV:
     """One layer's cache (or, with a leading `layer` axis, all of them). k, v: [batch, length, kv_heads, head]."""

@@ -14,8 +14,8 @@ from meshloom.core.leaf import put
 from meshloom.core.spec import Init, stack
 from meshloom.core.tree import pytree
 from meshloom.models.attention import Attention, attend
-from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row
-from meshloom.models.hf import activation, only, take
+from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row, alike
+from meshloom.models.hf import activation, only, plain_heads, take
 from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
 
 
@@ -156,13 +156,9 @@ def from_hf(given: Mapping[str, Any]) -> Config:
 
 def to_hf(c: Config, old: bool) -> dict[str, Any]:
     """config.json of a configuration; both schemas have the same keys.  Raises ValueError where GPT-2 cannot say it."""
-    if c.kv_heads != c.heads or c.head * c.heads != c.embed:
-        raise ValueError(
-            f"Hugging Face's GPT-2 has as many key/value heads as query heads, and embed / heads wide; this model has {c.heads} and {c.kv_heads}, "
-            f"{c.head} wide. Use the llama family for such a model."
-        )
+    plain_heads("GPT-2", c)
     names = {theirs: getattr(c, ours) for ours, theirs in NAMES.items()}
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **names, "embd_pdrop": c.dropout}
 
 
-MODEL = Model("gpt2", Config, specs, embed, lambda c, positions: None, block, final, lambda c: (Kind(),) * c.layers, rows, from_hf, to_hf)
+MODEL = Model("gpt2", Config, specs, embed, lambda c, positions: None, block, final, alike, rows, from_hf, to_hf)

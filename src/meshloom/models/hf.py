@@ -6,6 +6,7 @@ The old schema (transformers 4) has `rope_theta` and `rope_scaling`; the new one
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshloom.models.base import ModelConfig
 from meshloom.ops.act import ACTIVATIONS
 from meshloom.ops.rope import Rope
 
@@ -47,6 +48,15 @@ def only(given: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> None
         if key in given and given[key] not in values:
             choices = " or ".join(repr(v) for v in values)
             raise ValueError(f"config.json has {key} = {given[key]!r}, and only {choices} is implemented. This checkpoint cannot be read.")
+
+
+def plain_heads(name: str, c: ModelConfig) -> None:
+    """Refuses heads that a Hugging Face configuration without a number of key/value heads or a width of heads cannot say."""
+    if c.kv_heads != c.heads or c.head * c.heads != c.embed:
+        raise ValueError(
+            f"Hugging Face's {name} has as many key/value heads as query heads, and embed / heads wide; this model has {c.heads} and {c.kv_heads}, "
+            f"{c.head} wide. Use the llama family for such a model."
+        )
 
 
 def activation(name: str) -> str:

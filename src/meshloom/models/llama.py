@@ -13,9 +13,9 @@ from meshloom.core.tree import pytree
 from meshloom.models import llama_hf
 from meshloom.models.attention import Attention, attend
 from meshloom.models.base import Ctx, Kind, Model, ModelConfig
-from meshloom.models.parts import GatedMlp, drop, gated_mlp, lookup
+from meshloom.models.parts import GatedMlp, drop, embed, gated_mlp, rotary
 from meshloom.ops.norm import rms_norm
-from meshloom.ops.rope import Rope, tables
+from meshloom.ops.rope import Rope
 
 
 class Config(ModelConfig):
@@ -109,20 +109,10 @@ def specs(c: Config) -> Llama:
     return Llama(table, stack(Block.specs(c), c.layers), c.spec("embed", ONES), None if c.tied else table)
 
 
-def embed(c: Config, lay: Layout, w: Llama, tokens: jax.Array, ctx: Ctx) -> jax.Array:
-    """tokens: (batch whole_seq) -> (batch seq embed)."""
-    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), "embed")
-
-
 def kinds(c: Config) -> tuple[Kind, ...]:
     """Window and rotary of each layer."""
     windowed, rotary = c.windowed_layers or (True,) * c.layers, c.rotary_layers or (True,) * c.layers
     return tuple(Kind(c.window if has_window else None, has_rotary) for has_window, has_rotary in zip(windowed, rotary, strict=True))
-
-
-def rotary(c: Config, positions: jax.Array) -> Any:
-    """cos and sin of every position."""
-    return tables(c.rope, c.head, positions)
 
 
 def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:

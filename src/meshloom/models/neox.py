@@ -11,10 +11,10 @@ from meshloom.core.leaf import put
 from meshloom.core.spec import stack
 from meshloom.core.tree import pytree
 from meshloom.models.attention import Attention, attend
-from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row
-from meshloom.models.hf import activation, read_rope, take, write_rope
-from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, lookup, mlp, normed
-from meshloom.ops.rope import Rope, tables
+from meshloom.models.base import Ctx, Kind, Model, ModelConfig, Row, alike
+from meshloom.models.hf import activation, plain_heads, read_rope, take, write_rope
+from meshloom.models.parts import Activation, LayerNorm, Mlp, drop, embed, mlp, normed, rotary
+from meshloom.ops.rope import Rope
 
 
 class Config(ModelConfig):
@@ -72,16 +72,6 @@ def specs(c: Config) -> Neox:
     """The Specs of the model."""
     table = c.spec("vocab embed")
     return Neox(table, stack(Block.specs(c), c.layers), LayerNorm.specs(c), None if c.tied else table)
-
-
-def embed(c: Config, lay: Layout, w: Neox, tokens: jax.Array, ctx: Ctx) -> jax.Array:
-    """tokens: (batch whole_seq) -> (batch seq embed)."""
-    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), "embed")
-
-
-def rotary(c: Config, positions: jax.Array) -> Any:
-    """cos and sin of every position."""
-    return tables(c.rope, c.head, positions)
 
 
 def final(c: Config, lay: Layout, w: Neox, x: jax.Array) -> jax.Array:
@@ -154,11 +144,7 @@ def from_hf(given: Mapping[str, Any]) -> Config:
 
 def to_hf(c: Config, old: bool) -> dict[str, Any]:
     """config.json of a configuration, in the old schema or the new one.  Raises ValueError where GPT-NeoX cannot say it."""
-    if c.kv_heads != c.heads or c.head * c.heads != c.embed:
-        raise ValueError(
-            f"Hugging Face's GPT-NeoX has as many key/value heads as query heads, and embed / heads wide; this model has {c.heads} and "
-            f"{c.kv_heads}, {c.head} wide. Use the llama family for such a model."
-        )
+    plain_heads("GPT-NeoX", c)
     turned = write_rope(c.rope, old)
     if old:
         turned = {"rotary_emb_base": c.rope.theta, "rotary_pct": c.rope.partial, "rope_scaling": turned["rope_scaling"]}
@@ -168,4 +154,4 @@ def to_hf(c: Config, old: bool) -> dict[str, Any]:
     return {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **names, **turned}
 
 
-MODEL = Model("neox", Config, specs, embed, rotary, block, final, lambda c: (Kind(),) * c.layers, rows, from_hf, to_hf)
+MODEL = Model("neox", Config, specs, embed, rotary, block, final, alike, rows, from_hf, to_hf)

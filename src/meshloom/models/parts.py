@@ -1,5 +1,6 @@
 """Smaller pieces that families share: the MLPs, the embedding, dropout of the residual stream."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -14,6 +15,7 @@ from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, GATED
 from meshloom.ops.dropout import Cells, at, dropout
 from meshloom.ops.norm import layer_norm
+from meshloom.ops.rope import tables
 
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu", "tanh"]
 """Names of activations in a configuration: the rows of `ops.act.ACTIVATIONS`."""
@@ -101,6 +103,16 @@ def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:
     mine = (local >= 0) & (local < rows)
     x = jnp.where(mine[..., None], jnp.take(table, jnp.clip(local, 0, rows - 1), axis=0), 0)
     return add_up(lay, x, "t", "btd", axes)
+
+
+def embed(c: ModelConfig, lay: Layout, w: Any, tokens: jax.Array, ctx: Ctx) -> jax.Array:
+    """The `embed` of a family without learned positions.  tokens: (batch whole_seq) -> (batch seq embed)."""
+    return drop(c, lay, lookup(lay, w.embed, tokens), dataclasses.replace(ctx, layer=c.layers), "embed")
+
+
+def rotary(c: Any, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The `rotary` of a family with a field `rope`: cos and sin of every position."""
+    return tables(c.rope, c.head, positions)
 
 
 def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: str) -> jax.Array:

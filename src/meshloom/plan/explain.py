@@ -64,7 +64,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
         layout=tuple((f"{n}={k}", STRATEGIES[n].summary) for n, k in names.items() if k > 1),
-        how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batches",
+        how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
         stored={"parameters": stored(lay, specs), **{kind: stored(lay, tree) for kind, tree in kept.items()}},
         working=working(model, x),

@@ -13,7 +13,7 @@ from meshloom.core.tree import Tree
 from meshloom.recipes.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
 from meshloom.weights import hf
 from meshloom.weights.checkpoint import Checkpoints
-from meshloom.weights.folder import check_free, whole_folder
+from meshloom.weights.folder import check_free, check_model, whole_folder
 from meshloom.weights.load import check as check_source
 from meshloom.weights.opened import Opened, open_model
 from meshloom.weights.rows import make_map
@@ -44,6 +44,9 @@ def convert(
         raise ValueError(f"'{to}' is not a format that can be written. These are: {', '.join(WRITERS)}.")
     source, target = Path(source), Path(target)
     check_free(target, overwrite)
+    check_model(target)
+    if source.resolve() == target.resolve():
+        raise ValueError(f"{target} is both what to read and what to write. Give another folder to write.")
     opened = open_model(source, step)
     weights = opened.weights(None)
     say(f"{opened.name}: {check_source(opened.source) if opened.source else 'a checkpoint of ours'}, a {opened.model.name} model")

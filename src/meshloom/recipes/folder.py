@@ -3,7 +3,19 @@
 import re
 from pathlib import Path
 
+from meshloom.recipes.load import RESOLVED
+
 ROOT = Path("runs")
+
+
+def place(recipe: str, name: str, resume: bool, processes: int) -> Path:
+    """The folder of a run for which none was named.  recipe: as the user gave it; a resumed run's own folder stays.  name: the run's.
+    Raises ValueError where several processes could not agree on one, FileNotFoundError where there is nothing to resume."""
+    if processes > 1:
+        raise ValueError(f"{processes} processes must agree on the run's folder. Name it with --out.")
+    if resume and (Path(recipe) / RESOLVED).is_file():
+        return Path(recipe)
+    return newest(name) if resume else fresh(name)
 
 
 def fresh(name: str, root: Path = ROOT) -> Path:

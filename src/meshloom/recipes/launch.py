@@ -2,6 +2,7 @@
 
 import math
 import platform
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -178,7 +179,10 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
                 ready.tokenizer.save(folder / "tokenizer")
 
         outcome = loop.train(_run(config, folder, chosen, ready)._replace(begun=begun), resume)
-        if outcome.signal is None:
+        if outcome.signal is not None:
+            kept = f"The checkpoint of step {outcome.step} is saved" if outcome.step else "No step was done, so nothing is saved"
+            say(f"Stopped by {signal.Signals(outcome.signal).name}. {kept}; --resume --out {folder} goes on from there.")
+        else:
             _export(folder, chosen, outcome)
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
         return outcome

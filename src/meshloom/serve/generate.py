@@ -86,6 +86,17 @@ def speaker(path: str | Path, *, step: int | None = None, layout: str = "auto", 
     return Speaker(engine, engine.prepare(params), tokenizer, end_tokens(tokenizer, found.generation))
 
 
+def read_prompts(file: Path) -> list[str]:
+    """The lines of a file, one prompt each.  Raises ValueError where it is not UTF-8 text, or has no line."""
+    try:
+        lines = file.read_bytes().decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text (byte {error.start}). Save it as UTF-8, one prompt a line.") from None
+    if not lines:
+        raise ValueError(f"{file} is empty. Write one prompt a line in it.")
+    return lines
+
+
 def generate_text(path: str | Path, prompts: Sequence[str], sampling: Sampling, **how: Any) -> list[Answer]:
     """The whole answers of a model on disk.  how: as for `speaker`."""
     (found,) = speaker(path, **how).write(prompts, sampling)
@@ -106,10 +117,10 @@ def stream(path: str | Path, prompt: str, sampling: Sampling, out: TextIO | None
     """Prints a prompt and its answer as it is made.  every: new tokens between two prints.  how: as for `speaker`.  Returns the answer."""
     out, shown = out or sys.stdout, ""
     ready = speaker(path, **how)
-    print(prompt, end="", file=out, flush=True)
-    for (answer,) in ready.write([prompt], sampling, every):
-        print(answer.text[len(shown) :], end="", file=out, flush=True)
-        shown = answer.text
+    for (answer,) in ready.write([prompt], sampling, every):  # what is refused is refused before the first
+        text = prompt + answer.text
+        print(text[len(shown) :], end="", file=out, flush=True)
+        shown = text
     print(file=out)
     return answer
 

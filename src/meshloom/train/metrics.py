@@ -7,15 +7,16 @@ import json
 import math
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
 
-from meshloom.core.files import write_bytes
+from meshloom.core.files import explained, write_bytes
 
-SUMS = ("loss", "z", "correct", "tokens")
+SUMS: tuple[str, ...] = ("loss", "z", "correct", "tokens")
 """Added up over an interval; the others are the values of its last step."""
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
@@ -106,7 +107,8 @@ class Metrics:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.writes:
             for file in self.files.values():
-                file.close()
+                with suppress(OSError if error else ()):  # what could not be written cannot be written now either
+                    file.close()
         if self.board:
             self.board.close()
 
@@ -115,9 +117,10 @@ class Metrics:
         if not self.writes:
             return
         file = self.files[name]
-        file.write(json.dumps(values, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        with explained(file.name):
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         if self.board:
             for key, value in values.items():
                 if isinstance(value, int | float) and key != "step":

@@ -16,6 +16,13 @@ EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def exit_code(number: int | None, step: int) -> int:
+    """What a run ends with that a signal may have stopped (None: it did not) after so many steps: at step 0 there is nothing to save."""
+    if number is None:
+        return 0
+    return EXIT_CODE if step else 128 + number
+
+
 def _say(text: str) -> None:
     """Writes to standard error without Python's buffers, which a signal may have interrupted."""
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())

@@ -93,7 +93,8 @@ def _first(tx: Any, params: Tree, train: TrainConfig) -> State:
 
 
 def state_of(tx: Any, params: Tree, train: TrainConfig) -> State:
-    """The Spec of every array of the state, from those of the parameters; makes no array: optimizer state and average lie as the parameters do, counters on every device."""
+    """The Spec of every array of the state, from those of the parameters; makes no array.
+    Optimizer state and average lie as the parameters do, counters on every device."""
     shapes = jax.eval_shape(lambda p: _first(tx, p, train), abstract(params))
     scalar = lambda s: Spec(s.shape, (), ZEROS, str(s.dtype), ())
     scale = jax.tree.map(scalar, shapes.scale)

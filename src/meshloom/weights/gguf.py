@@ -42,10 +42,12 @@ class Quantised(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """As the model has it; GGUF lists sizes innermost first."""
         return tuple(int(n) for n in reversed(self.tensor.shape))
 
     @property
     def dtype(self) -> np.dtype:
+        """That of `view`."""
         return np.dtype(np.float32)
 
     def view(self) -> np.ndarray:
@@ -71,10 +73,18 @@ class Gguf(NamedTuple):
     tokenizer: Callable[[], Tokenizer]
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that begins as GGUF files do."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def read(path: str | Path) -> Gguf:
     """Opens a GGUF file; weights are read by `load`.  Raises ValueError for another architecture or feature, ModuleNotFoundError without `gguf`."""
     path = Path(path)
-    if path.open("rb").read(4) != b"GGUF":
+    if not is_gguf(path):
         raise ValueError(f"{path} is not a GGUF file (it does not begin with 'GGUF').")
     try:
         from gguf import GGUFReader

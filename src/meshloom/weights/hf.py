@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import ValidationError
 
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, named_leaves
@@ -19,9 +20,9 @@ from meshloom.weights import safetensors
 from meshloom.weights.folder import check_free, whole_folder
 from meshloom.weights.load import Source
 from meshloom.weights.rows import Place, make_map, theirs_from
+from meshloom.weights.stored import refuse_pickle
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -66,12 +67,23 @@ def open_folder(folder: str | Path) -> Source:
             f"{folder} holds quantised weights ({said['quantization_config'].get('quant_method')}). Take the unquantised checkpoint."
         )
     model = find(said)
-    config = model.from_hf(said)
+    config = _config(model, said, folder / "config.json")
     generation = _json(folder / "generation_config.json") or {}
     ids = {key: said[key] for key in TOKEN_IDS if said.get(key) is not None}
     rows = model.hf(config)
     tensors = _with_prefix(_tensors(folder), rows[0].theirs.split(".")[0] + ".", {row.theirs for row in rows})
     return Source(str(folder), model, config, tensors, rows, {}, said, {**ids, **generation})
+
+
+def _config(model: Model, said: Mapping[str, Any], file: Path) -> Any:
+    """The sizes that a config.json gives.  Raises ValueError naming the file where they contradict each other or are of the wrong type."""
+    try:
+        return model.from_hf(said)
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, e['loc']))}{': ' * bool(e['loc'])}{e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
+        raise ValueError(f"{file} does not describe a model: {'; '.join(found)} Correct it, or take another folder.") from None
+    except (TypeError, AttributeError, ZeroDivisionError, LookupError) as error:
+        raise ValueError(f"{file} does not describe a model: a value is of the wrong type or size ({error}). Correct it.") from error
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -89,12 +101,7 @@ def _tensors(folder: Path) -> dict[str, safetensors.Tensor]:
     listed = _json(folder / INDEX)
     files = sorted(set(listed["weight_map"].values())) if listed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        if pickles:
-            raise ValueError(
-                f"{folder} has its weights as pickle ({', '.join(pickles[:4])}), which can run any code and is never opened. Ask for a safetensors "
-                f"version of the model, or convert it where you trust it: `model.save_pretrained(folder)` in transformers 5 writes one."
-            )
+        refuse_pickle(folder)
         raise ValueError(f"{folder} has no safetensors file. Copy the model's weights there.")
     absent = [name for name in files if not (folder / name).is_file()]
     if absent:

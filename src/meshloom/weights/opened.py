@@ -37,13 +37,18 @@ class Opened(NamedTuple):
 
 
 def open_model(path: str | Path, step: int | None = None) -> Opened:
-    """step: which checkpoint of a run's folder; the newest by default.  Raises FileNotFoundError or ValueError saying what is there."""
+    """The model that lies at a path, its weights not read yet.  step: which checkpoint of a run's folder; the newest by default.
+    Raises FileNotFoundError or ValueError saying what is there."""
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"There is no {path}. Give the folder of a run or of a Hugging Face model, or a GGUF file.")
     stored.refuse_pickle(path)
     for is_kind, opened in KINDS:
         if is_kind(path):
+            if step is not None and opened is not _run:
+                raise ValueError(
+                    f"{path} is one model, not the folder of a run with its checkpoints. Leave --step {step} out, or give the run's folder."
+                )
             return opened(path, step)
     raise ValueError(
         f"{path} is neither the folder of a run (checkpoints), nor a checkpoint, nor a Hugging Face folder (config.json), nor a GGUF file."
@@ -72,7 +77,7 @@ def _run(path: Path, step: int | None) -> Opened:
 
 
 KINDS: tuple[tuple[Callable[[Path], bool], Callable[[Path, int | None], Opened]], ...] = (
-    (lambda path: path.is_file() and path.open("rb").read(4) == b"GGUF", _gguf),
+    (gguf.is_gguf, _gguf),
     (lambda path: (path / "info.json").is_file(), lambda path, step: _one(path, path.parent.parent / "tokenizer")),
     (lambda path: (path / "checkpoints").is_dir(), _run),
     (lambda path: (path / "config.json").is_file(), _hf),
