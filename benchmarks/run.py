@@ -45,7 +45,7 @@ def training(title: str, shape: str) -> Suite:
         "torch.compile": ("peers", "compile"),
         "Trainer": ("peers", "trainer"),
     }
-    return Suite(title, shape, programs, (OURS, "PyTorch", "torch.compile"), "loss", "tokens")
+    return Suite(title, shape, programs, (OURS, "PyTorch", "torch.compile"), "loss", "tokens", warm=3)
 
 
 SUITES = {
