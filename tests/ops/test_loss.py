@@ -119,3 +119,4 @@ def test_bfloat16():
 def test_chunk_count():
     assert loss.chunk_count(2048, 8192) == 4
     assert loss.chunk_count(100, 8192) == 1
+    assert loss.chunk_count(16384, 128256) == 64 and loss.chunk_count(16384, 128256, "gpu") == 16

@@ -41,7 +41,7 @@ def lm(z_loss: float = 0.0) -> Objective:
         x = put(lay, "btd->bTd", x).reshape(-1, c.embed)
         axes = lay.acts.get("vocab", ())
         targets, weights, head = batch.targets.reshape(-1), batch.weights.reshape(-1), unembed(outer)
-        chunks = chunk_count(x.shape[0], head.shape[0])
+        chunks = chunk_count(x.shape[0], head.shape[0], lay.platform)
         sums = cross_entropy(x, head, targets, weights, vocab=c.vocab, axes=axes, chunks=chunks, z_loss=z_loss)
         return sums.total, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(batch.weights)}
 

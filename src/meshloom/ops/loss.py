@@ -35,9 +35,15 @@ class LossSums(NamedTuple):
     """Sum of weight where the target's logit is the largest (a tie counts)."""
 
 
-def chunk_count(tokens: int, vocab: int, limit: int = 16 << 20) -> int:
-    """Number of chunks that keeps the fp32 logits of one below `limit` bytes, as far as 256 tokens a chunk allow.
+CHUNK_BYTES = {"cpu": 16 << 20}
+"""Most bytes of one chunk's fp32 logits, by platform: a CPU's caches like few; elsewhere ELSEWHERE, since a small product leaves a GPU idle."""
+ELSEWHERE = 512 << 20
+
+
+def chunk_count(tokens: int, vocab: int, platform: str = "cpu") -> int:
+    """Number of chunks that keeps the fp32 logits of one below the platform's limit, as far as 256 tokens a chunk allow.
     tokens, vocab: on this device."""
+    limit = CHUNK_BYTES.get(platform, ELSEWHERE)
     return max(1, min(math.ceil(tokens * vocab * 4 / limit), tokens // 256))
 
 

@@ -45,7 +45,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 def loss(x: Shapes) -> list[Collective]:
     """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time."""
     tokens = x.rows * x.seq
-    chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.sizes["tensor"]), tokens)
+    chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.sizes["tensor"], x.layout.platform), tokens)
     padded = -(-tokens // chunks) * chunks
     count = x.micro * chunks
     return [

@@ -49,7 +49,7 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
     gradients = sum(x.elements("grad", s) * 4 for _, s in leaves)
     tokens = x.rows * x.seq
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
-    chunks = min(chunk_count(tokens, rows), tokens)
+    chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
     loss = 2 * math.ceil(tokens / chunks) * rows * 4 + rows * x.config.embed * 4
     return {"weights": weights, "gradients": gradients, "activations": x.config.layers * kept(x), "loss": loss}
 
