@@ -127,7 +127,7 @@ def test_train_hands_over_configuration_folder_and_signal(monkeypatch: pytest.Mo
     def train(config, folder, *, resume):
         calls.append((config.train.steps, folder, resume))
         folder.mkdir(parents=True)
-        return types.SimpleNamespace(signal=15 if len(calls) == 3 else None)
+        return types.SimpleNamespace(signal=15 if len(calls) == 3 else None, step=3)
 
     monkeypatch.chdir(tmp_path)
     worker(monkeypatch, "recipes.launch", train=train)

@@ -180,10 +180,11 @@ def generate(
     """
     cli_base.start(machine)
     from meshloom.core.config import load
+    from meshloom.core.files import read_lines
     from meshloom.serve import generate as worker
     from meshloom.serve.sampling import Sampling
 
-    prompts = (*prompt, *(worker.read_prompts(prompt_file) if prompt_file else ()))
+    prompts = (*prompt, *(read_lines(prompt_file) if prompt_file else ()))
     if not prompts:
         raise ValueError("There is nothing to begin with. Give --prompt TEXT or --prompt-file FILE.")
     wishes = {

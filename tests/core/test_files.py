@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshloom.core.files import REASONS, FolderLock, bytes_of, free, human, sentence, write_bytes, write_json, write_text
+from meshloom.core.files import REASONS, FolderLock, bytes_of, free, human, read_lines, sentence, write_bytes, write_json, write_text
 
 HOLD = """
 import sys, time
@@ -132,3 +132,15 @@ def test_a_full_disk_is_told_by_the_lock_too(tmp_path, monkeypatch):
 
 def test_few_bytes_are_said_once():
     assert (bytes_of(161), bytes_of(5_182_492)) == ("161 bytes", "5.18 MB, 5,182,492 bytes")
+
+
+def test_lines_of_a_text_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffone\r\ntwo ä\n".encode())
+    assert read_lines(file) == ["one", "two ä"]
+    file.write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text \(byte 3\)\. Save it as UTF-8"):
+        read_lines(file)
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"prompts\.txt is empty\. Write at least one line"):
+        read_lines(file)

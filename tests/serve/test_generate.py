@@ -138,18 +138,6 @@ class Ids:
         return " ".join(map(str, ids))
 
 
-def test_a_file_of_prompts(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_bytes("\ufeffone\r\ntwo ä\n".encode())
-    assert generate.read_prompts(file) == ["one", "two ä"]
-    file.write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text \(byte 3\)\. Save it as UTF-8"):
-        generate.read_prompts(file)
-    file.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"prompts\.txt is empty\. Write one prompt a line"):
-        generate.read_prompts(file)
-
-
 def test_a_prompt_that_is_too_long_prints_nothing(folder):
     out = io.StringIO()
     with pytest.raises(ValueError, match="the model's context is 64. Shorten it to 63 or fewer"):

@@ -70,6 +70,17 @@ def explained(path: str | os.PathLike, size: int | None = None) -> Iterator[None
         raise sentence(error, path, size) from error
 
 
+def read_lines(file: Path) -> list[str]:
+    """The lines of a text file.  Raises ValueError where it is not UTF-8 text, or has no line."""
+    try:
+        lines = file.read_bytes().decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    if not lines:
+        raise ValueError(f"{file} is empty. Write at least one line in it.")
+    return lines
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the folder's list of names is on the disk."""
     handle = os.open(folder, os.O_RDONLY)

@@ -87,17 +87,6 @@ def speaker(path: str | Path, *, step: int | None = None, layout: str = "auto", 
     return Speaker(engine, engine.prepare(params), tokenizer, end_tokens(tokenizer, found.generation))
 
 
-def read_prompts(file: Path) -> list[str]:
-    """The lines of a file, one prompt each.  Raises ValueError where it is not UTF-8 text, or has no line."""
-    try:
-        lines = file.read_bytes().decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text (byte {error.start}). Save it as UTF-8, one prompt a line.") from None
-    if not lines:
-        raise ValueError(f"{file} is empty. Write one prompt a line in it.")
-    return lines
-
-
 def generate_text(path: str | Path, prompts: Sequence[str], sampling: Sampling, **how: Any) -> list[Answer]:
     """The whole answers of a model on disk.  how: as for `speaker`."""
     (found,) = speaker(path, **how).write(prompts, sampling)

@@ -196,7 +196,7 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             elif name.isdecimal() and not whole(path):
                 self.said.append(f"Left {path} alone: it is damaged, or something else.")
-            elif name.isdecimal() and read_info(path)["run"] != run:
+            elif name.isdecimal() and read_info(path).get("run") != run:
                 self.said.append(f"Left {path} alone: it belongs to another run.")
 
     def _name(self, resume: bool) -> str:
@@ -205,7 +205,7 @@ class Checkpoints:
         file = self.folder / "run.json"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             return str(json.loads(file.read_text())["run"])
-        names = {read_info(d)["run"] for d in self.folder.iterdir() if resume and d.name.isdecimal() and whole(d)}
+        names = {read_info(d).get("run") for d in self.folder.iterdir() if resume and d.name.isdecimal() and whole(d)}
         if len(names) > 1:
             raise ValueError(
                 f"{file} is missing or damaged, and the checkpoints beside it belong to {len(names)} runs. Move those of the other runs away."
@@ -225,7 +225,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of this run's whole checkpoints, by number."""
-        found = [d for d in self.folder.iterdir() if d.name.isdecimal() and whole(d) and read_info(d)["run"] == self.run]
+        found = [d for d in self.folder.iterdir() if d.name.isdecimal() and whole(d) and read_info(d).get("run") == self.run]
         return sorted(int(d.name) for d in found)
 
     def latest(self) -> int | None:

@@ -43,7 +43,7 @@ def whole(path: Path) -> bool:
     """Whether every process has finished writing this checkpoint."""
     try:
         info = json.loads((path / "info.json").read_text())
-        return bool(info["run"]) and all((path / f"files.{i}.json").exists() for i in range(info["processes"]))
+        return all((path / f"files.{i}.json").exists() for i in range(info["processes"]))
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
