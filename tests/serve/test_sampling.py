@@ -127,7 +127,7 @@ def test_log_probs_are_of_the_raw_model():
     "field,value,words",
     [
         ("temperature", -0.5, "temperature -0.5 is negative. Use 0"),
-        ("temperature", float("nan"), "temperature nan"),
+        ("temperature", float("nan"), "finite number"),
         ("top_k", -1, "top_k -1 is negative. Use 0"),
         ("top_p", 0.0, "top_p 0.0 is not above 0"),
         ("top_p", 1.5, "top_p 1.5"),

@@ -68,8 +68,8 @@ class Mlp:
 
 def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:
     """down(act(up x)).  x: (batch whole_seq embed) -> (batch seq embed)."""
-    hidden = ACTIVATIONS[act](dot(lay, "bTd,df->bTf", x, w.up) + w.up_bias)
-    return dot(lay, "bTf,fd->btd", hidden, w.down) + w.down_bias
+    hidden = ACTIVATIONS[act](plus(dot(lay, "bTd,df->bTf", x, w.up), w.up_bias))
+    return plus(dot(lay, "bTf,fd->btd", hidden, w.down), w.down_bias)
 
 
 @pytree
