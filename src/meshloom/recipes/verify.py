@@ -1,5 +1,6 @@
 """`meshloom verify`: a recipe's own model, shrunken, trained for a few steps on one device and under every layout, and all of it compared."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from meshloom.train.optimizer import OPTIMIZERS
 from meshloom.train.schedule import make_schedule
 from meshloom.train.step import State, Step, make_step
 
+WIDE = 130
+"""Columns of the tables where no terminal says how many it has."""
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options that make XLA's CPU compiler faster and change no collective: only what comes after them."""
 EXACT = ("adamw", "lion", "sgd")
@@ -71,7 +74,7 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
         raise ValueError(f"--steps is {steps}; at least 1 step is needed to compare.")
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
     chosen = case(config)
     console.print(about(chosen))
     rows = []
