@@ -16,7 +16,9 @@ def test_auto_layout_is_all_devices_in_zero3_and_is_said(tmp_path):
 
 def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
     """embed 36 over 8 devices: plain data parallelism, said aloud."""
-    chosen = launch.choose(recipe(tmp_path, layout="auto", model={"embed": 36, "heads": 3, "kv_heads": 3, "head": 12}, batch={"sequences": 8}))
+    chosen = launch.choose(
+        recipe(tmp_path, layout="auto", model={"embed": 36, "heads": 3, "kv_heads": 3, "head": 12}, batch={"sequences": 8})
+    )
     assert chosen.spelling == "data=8"
 
 
