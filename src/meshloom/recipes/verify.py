@@ -208,7 +208,7 @@ def _gradient(x: Case, plan: Plan, state: State, first: Batch, options: dict | N
     key = jax.random.key(x.config.seed) if x.small.dropout or x.small.attention_dropout else None
     args = state.params, first, key, state.scale.scale
     program = jax.jit(make_gradient(x.model, x.small, plan, lm(x.config.train.z_loss))).lower(*args).compile(compiler_options=options)
-    return program.as_text(), host(program(*args)[0])
+    return program.as_text() or "", host(program(*args)[0])
 
 
 def jitter(x: Case, params: Tree) -> Tree:
