@@ -25,8 +25,9 @@ def draw(folder: Path) -> Path:
         axes.plot([x["step"] for x in valid], [x["loss"] for x in valid], color=VALID, marker="o", linewidth=1.6, label="validation")
         last = valid[-1]
         axes.annotate(
-            f"{last['loss']:.3f}", (last["step"], last["loss"]), textcoords="offset points", xytext=(0, 8), ha="right", color=VALID
+            f"{last['loss']:.3f}", (last["step"], last["loss"]), textcoords="offset points", xytext=(0, -16), ha="right", color=VALID
         )
+    axes.margins(y=0.12)
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats a token", color=INK)
     axes.set_title(folder.resolve().name, loc="left", color=INK)
