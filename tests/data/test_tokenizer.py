@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshloom.data.config import Tokenizer as Section
-from meshloom.data.tokenizer import check_vocabulary, load, train
+from meshloom.data.tokenizer import beside, check_vocabulary, load, train
 
 SAMPLE = "A<|im_end|><|im_start|>assistant B\n  é 日本 🙂 12345\r\n\ttail  "
 LLAMA = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>", "special": True}}
@@ -180,3 +180,14 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"Cannot write .*tokenizer_config\.json .*: the disk has .* free\. Free some space"):
         load().save(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
+
+
+def test_beside_a_model_as_a_folder_or_as_texts(tmp_path):
+    """The same tokenizer both ways; where there is none, a sentence."""
+    shipped = load()
+    shipped.save(tmp_path)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    folder, made = (beside(files, Section(), "m") for files in (tmp_path, texts))
+    assert folder.encode("a ship at sea") == made.encode("a ship at sea") == shipped.encode("a ship at sea")
+    with pytest.raises(ValueError, match="m has no tokenizer beside it"):
+        beside(None, Section(), "m")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,16 @@ def load(path: str = "shipped", config: TokenizerSection | None = None) -> Token
         raise
     except Exception as e:  # the library raises bare Exception for a broken file
         raise ValueError(f"{place} is not a tokenizer.json that the `tokenizers` library can read: {e}") from e
+
+
+def beside(files: Path | Mapping[str, str] | None, section: TokenizerSection, model: str) -> Tokenizer:
+    """The tokenizer that lies beside a model: in a folder, or as names and texts of its files.  model: what to call it.
+    Raises ValueError where there is none (None)."""
+    if files is None:
+        raise ValueError(f"{model} has no tokenizer beside it. Copy its tokenizer.json there.")
+    if isinstance(files, Path):
+        return load(str(files), section)
+    return Tokenizer({name: text.encode() for name, text in files.items()}, section, model)
 
 
 def from_vocab_and_merges(folder: Path) -> bytes:

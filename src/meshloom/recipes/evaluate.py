@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -94,11 +93,7 @@ def _data(opened: Opened, data: tuple[str, ...], seq: int) -> tuple[Data, tokeni
 def tokenizer_of(opened: Opened, recipe: dict[str, Any]) -> tokenizers.Tokenizer:
     """The tokenizer that lies beside a model, with the rules of its recipe."""
     section = load_section(TokenizerSection, recipe.get("tokenizer", {}), "tokenizer")
-    if opened.tokenizer is None:
-        raise ValueError(f"There is no tokenizer beside {opened.name}. Put its tokenizer.json there.")
-    if isinstance(opened.tokenizer, Path):
-        return tokenizers.load(str(opened.tokenizer), section.model_copy(update={"path": str(opened.tokenizer)}))
-    return tokenizers.Tokenizer({name: text.encode() for name, text in opened.tokenizer.items()}, section, opened.name)
+    return tokenizers.beside(opened.tokenizer, section.model_copy(update={"path": opened.name}), opened.name)
 
 
 def _scores(opened: Opened, got: Score, valid: Loader, tokenizer: tokenizers.Tokenizer, section: Data, whole: bool) -> Scores:

@@ -55,14 +55,9 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
 def tokenizer_of(found: Opened) -> tokenizers.Tokenizer:
     """The tokenizer that lies with a model, with the start and end tokens of the run's recipe; control tokens in a prompt are read as such.
     Raises ValueError where there is none, or one with more ids than the model has."""
-    if found.tokenizer is None:
-        raise ValueError(f"{found.name} has no tokenizer beside it. Copy its tokenizer.json there.")
     given = {**found.info.get("recipe", {}).get("tokenizer", {}), "path": found.name, "control_text": "control"}
     section = tokenizers.TokenizerSection(**given)
-    if isinstance(found.tokenizer, Path):
-        tokenizer = tokenizers.load(str(found.tokenizer), section)
-    else:
-        tokenizer = tokenizers.Tokenizer({name: text.encode() for name, text in found.tokenizer.items()}, section, found.name)
+    tokenizer = tokenizers.beside(found.tokenizer, section, found.name)
     tokenizers.check_vocabulary(tokenizer.size, found.config.vocab, tokenizer.name)
     return tokenizer
 
