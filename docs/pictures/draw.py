@@ -24,7 +24,7 @@ SPELLING = "zero3=4 tensor=2"
 SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
 NAMES = ("embed", "heads", "kv_heads", "ffn", "vocab")
 INK, SOFT, PAPER = "#22303c", "#66737f", "#f6f8fa"
-COLOURS = {"zero": "#2f6fb3", "tensor": "#d9822b"}
+COLOURS = {"zero3": "#2f6fb3", "tensor": "#d9822b"}
 MONO = {"family": "monospace", "size": 13}
 
 
@@ -80,12 +80,12 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
     """Eight devices, and the part of one array that each holds."""
     box(ax, 1, 1, 118, 31, "The mesh holds shards", "zero x tensor = 4 x 2 devices")
     for row in range(lay.sizes["tensor"]):
-        for col in range(lay.sizes["zero"]):
+        for col in range(lay.sizes["zero3"]):
             x, y = 40 + 10.5 * col, 4.5 + 9 * (1 - row)
             ax.add_patch(Rectangle((x, y), 9, 7.6, facecolor="white", edgecolor=INK, linewidth=1))
             ax.text(x + 4.5, y + 3.8, str(lay.sizes["tensor"] * col + row), size=12.5, color=INK, va="center", ha="center")
-    ax.text(60.5, 26.2, "zero", color=COLOURS["zero"], weight="bold", va="center", ha="center", **MONO)
-    ax.add_patch(FancyArrowPatch((40, 23.9), (80.5, 23.9), arrowstyle="->", mutation_scale=12, color=COLOURS["zero"], linewidth=1.6))
+    ax.text(60.5, 26.2, "zero", color=COLOURS["zero3"], weight="bold", va="center", ha="center", **MONO)
+    ax.add_patch(FancyArrowPatch((40, 23.9), (80.5, 23.9), arrowstyle="->", mutation_scale=12, color=COLOURS["zero3"], linewidth=1.6))
     ax.text(36.6, 12.8, "tensor", color=COLOURS["tensor"], weight="bold", va="center", ha="center", rotation=90, **MONO)
     ax.add_patch(FancyArrowPatch((38.5, 21.1), (38.5, 4.5), arrowstyle="->", mutation_scale=12, color=COLOURS["tensor"], linewidth=1.6))
     ax.text(
@@ -101,8 +101,8 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
     left, top, w, h = 86, 6, 11.5, 14.5
     ax.text(left, 26.2, "attn.q  at rest", color=INK, va="center", **MONO)
     ax.text(left + w / 2, 22.6, "heads", size=12, color=COLOURS["tensor"], va="center", ha="center")
-    ax.text(left - 1.2, top + h / 2, "embed", size=12, color=COLOURS["zero"], va="center", ha="center", rotation=90)
-    for i in range(lay.sizes["zero"]):
+    ax.text(left - 1.2, top + h / 2, "embed", size=12, color=COLOURS["zero3"], va="center", ha="center", rotation=90)
+    for i in range(lay.sizes["zero3"]):
         for j in range(lay.sizes["tensor"]):
             part = (left + w / 2 * j, top + h - h / 4 * (i + 1))
             ax.add_patch(Rectangle(part, w / 2, h / 4, facecolor="#dbe9f6" if (i + j) % 2 else "#eef4fa", edgecolor=INK, linewidth=0.8))

@@ -30,6 +30,8 @@ class Layout:
     acts: Table = field(default_factory=dict)
     platform: str = "cpu"
     """What the devices are: "cpu", "gpu" or "tpu". Chooses kernels, never results."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Strategy -> the options of its spelling, where it has any."""
 
     def __or__(self, other: "Layout") -> "Layout":
         """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused."""
@@ -37,7 +39,7 @@ class Layout:
         for name, size in other.sizes.items():
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
-        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform)
+        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform, {**self.options, **other.options})
 
     @property
     def devices(self) -> int:
@@ -48,6 +50,11 @@ class Layout:
     def batch(self) -> tuple[str, ...]:
         """Mesh axes that split the batch."""
         return self.acts.get("batch", ())
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Mesh axes whose devices hold different tokens: those that split the batch, and those that split whole sequences."""
+        return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
     def work(self) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ class Layout:
 
     def without(self, *names: str) -> "Layout":
         """The same layout with some axis names not split in any table (sizes stay)."""
-        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform)
+        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform, self.options)
 
 
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
@@ -115,4 +122,4 @@ def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
 
 
 ONE_DEVICE = Layout()
-assert tuple(f.name for f in fields(Layout))[1:-1] == TABLES
+assert tuple(f.name for f in fields(Layout))[1:-2] == TABLES

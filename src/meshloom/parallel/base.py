@@ -1,7 +1,7 @@
 """What a strategy is: a layout, a check, and what it moves between devices."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -72,18 +72,41 @@ class Shapes(NamedTuple):
         return math.prod(self.layout.shard_shape(table, s))
 
 
+class Asked(NamedTuple):
+    """One word of a spelling, read. sizes: devices along each mesh axis of the strategy. options: what stands behind the colon."""
+
+    sizes: tuple[int, ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices of the strategy."""
+        return math.prod(self.sizes)
+
+
+def one_axis(n: int) -> tuple[int]:
+    """The sizes of a strategy with one mesh axis."""
+    return (n,)
+
+
 class Strategy(NamedTuple):
     """One way to split a model.
 
-    layout: (devices) -> Layout. check: (config, sequence length, devices) -> None, or ValueError with a sentence.
+    layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
+    sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
+    options: option -> what it does, in a phrase. beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
-    layout: Callable[[int], Layout]
-    check: Callable[[Any, int, int], None]
+    layout: Callable[..., Layout]
+    check: Callable[[Any, int, Asked], None]
     cost: Callable[[Shapes], tuple[Collective, ...]]
     summary: str
+    sizes: Callable[[int], tuple[int, ...]] = one_axis
+    axes: int = 1
+    options: Mapping[str, str] = {}
+    beside: str = ""
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
@@ -94,15 +117,15 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
-    A parameter's fp32 gradient is all-reduced once a step over the axes of the batch, and those of `core.leaf.parts`, that no scatter has served.
+    A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
     for s in x.leaves.values():
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
-        axes = tuple(a for a in (*x.layout.batch, *parts(x.layout, s.axes)) if a not in served)
+        axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
-    if x.layout.batch:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.batch), x.sums, 4 * x.sums, "sums for the log"))
+    if x.layout.tokens:
+        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
     return merge(c for c in found if c.axes and c.axes[0] == owner)

@@ -9,19 +9,20 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
 
-SPLIT = {"embed": ("zero",)}
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
 
 
 def strategy(stage: int) -> Strategy:
     """ZeRO of one stage."""
 
-    def layout(n: int) -> Layout:
-        return Layout({"zero": n}, acts={"batch": ("zero",)}, **{table: SPLIT for table in TABLES[stage]})
+    axis = f"zero{stage}"
 
-    return Strategy(f"zero{stage}", layout, check, cost, SUMMARY[stage])
+    def layout(n: int) -> Layout:
+        return Layout({axis: n}, acts={"batch": (axis,)}, **{table: {"embed": (axis,)} for table in TABLES[stage]})
+
+    return Strategy(axis, layout, check, lambda x: cost(x, axis), SUMMARY[stage])
 
 
 SUMMARY = {
@@ -31,8 +32,9 @@ SUMMARY = {
 }
 
 
-def check(c, seq: int, n: int) -> None:
-    """Refuses a width that n does not divide."""
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses a width that the devices do not divide."""
+    n = asked.devices
     if c.embed % n:
         raise ValueError(
             f"ZeRO splits parameters along embed, and embed {c.embed} cannot be split over {n} devices. "
@@ -40,7 +42,7 @@ def check(c, seq: int, n: int) -> None:
         )
 
 
-def cost(x: Shapes) -> tuple[Collective, ...]:
+def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
     """Parameters with an `embed` axis, m micro-batches:
 
     stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
@@ -62,7 +64,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
             found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
             again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, x) else 0
             found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
-    return merge([*found, *gradient_sums(x, "zero")])
+    return merge([*found, *gradient_sums(x, axis)])
 
 
 def kept_from(path: str, x: Shapes) -> bool:

@@ -38,7 +38,7 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """Every collective of one step under a layout's compact spelling, by strategy."""
-    asked = [name for name, n in parse(spelling).items() if n > 1]
+    asked = [name for name, a in parse(spelling).items() if a.devices > 1]
     return merge(c._replace(axes=ordered(x.layout, c.axes)) for name in asked for c in STRATEGIES[name].cost(x))
 
 
