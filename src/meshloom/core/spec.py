@@ -13,9 +13,11 @@ from meshloom.core.tree import Tree, map_named, named_leaves
 
 AXES = {
     "b": "batch",
+    "B": "work_batch",
     "t": "seq",
     "T": "whole_seq",
     "d": "embed",
+    "D": "whole_embed",
     "f": "ffn",
     "h": "heads",
     "g": "kv_heads",
@@ -24,7 +26,8 @@ AXES = {
     "l": "layer",
     "p": "position",
 }
-"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP."""
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP; likewise
+`batch` and `work_batch`, which mesh axes may split beside those of `batch`. `whole_embed` is embed where the head needs it whole."""
 
 
 class Init(NamedTuple):

@@ -90,9 +90,9 @@ class Block:
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + mlp(norm(.)).  x: (batch seq embed) -> same.  Source: Touvron et al. 2023, arXiv 2302.13971."""
-    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps)), ctx)
+    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps, lay.stream)), ctx)
     x = x + drop(c, lay, y, ctx, "attention/out")
-    y = gated_mlp(lay, w.mlp, put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps)))
+    y = gated_mlp(lay, w.mlp, put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps, lay.stream)))
     return x + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
@@ -120,7 +120,7 @@ def kinds(c: Config) -> tuple[Kind, ...]:
 
 def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:
     """The last norm."""
-    return rms_norm(x, w.norm, c.norm_eps)
+    return rms_norm(x, w.norm, c.norm_eps, lay.stream)
 
 
 MODEL = Model("llama", Config, specs, embed, rotary, block, final, kinds, llama_hf.rows, llama_hf.read(Config), llama_hf.write)

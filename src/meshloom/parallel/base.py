@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 
@@ -120,15 +120,62 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
-    for s in x.leaves.values():
+    for path, s in x.leaves.items():
+        if twin(path, x) and x.micro == 1:
+            continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
     if x.layout.tokens:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
+        # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
+        for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
+            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def weights_moved(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """What moves parameters with a split axis to where they work, and their gradients back, by collectives whose outermost mesh axis is `owner`.
+
+    Between `rest` and `step` once a step; between `step` and `live` every micro-batch, layers' parameters again backward; gradients from `live`
+    to `grad` every micro-batch, one array a layer in the type of the arithmetic, and from there to `rest` once a step, in fp32.
+    """
+    found: list[Collective] = []
+    for path, s in x.leaves.items():
+        inside = s.axes[0] == "layer"
+        times, layers = x.micro * (s.shape[0] if inside else 1), s.shape[0] if inside else 1
+        array = lambda table: x.elements(table, s) // layers * x.width
+        if axes := moved(x.layout, "rest", "step", s):
+            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
+        if (axes := moved(x.layout, "rest", "grad", s)) and not (twin(path, x) and x.micro == 1):
+            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if axes := moved(x.layout, "step", "live", s):
+            found.append(Collective("all-gather", axes, times, times * array("live"), "parameters, every micro-batch"))
+            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, s, x) else 0
+            found.append(Collective("all-gather", axes, again, again * array("live"), "parameters, every micro-batch, backward"))
+        if not twin(path, x):
+            for table, axes in (("live", moved(x.layout, "step", "live", s)), ("step", moved(x.layout, "grad", "step", s))):
+                found.append(Collective("reduce-scatter", axes, times, times * array(table), "gradients, every micro-batch"))
+    return merge(c for c in found if c.axes and ordered(x.layout, c.axes)[0] == owner)
+
+
+def twin(path: str, x: Shapes) -> bool:
+    """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
+    (What micro-batches have added up is no longer known to be the same.)"""
+    return x.twins and path.endswith("o_bias")
+
+
+def kept_from(path: str, s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all but the last one added. What was cut to a part of the residual stream's embed is kept where anything is."""
+    if x.remat == "none" and split_embed(x.layout) and beside_stream(s.axes):
+        return False
+    if not path.endswith("bias"):
+        return True
+    if x.remat == "none" or path.endswith("down_bias"):
+        return False
+    return not (path.endswith("o_bias") and x.parallel)
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

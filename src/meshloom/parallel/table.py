@@ -9,10 +9,14 @@ from meshloom.parallel.base import Asked, Strategy
 from meshloom.parallel.data import DATA
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
+from meshloom.parallel.tensor2d import TENSOR2D
+from meshloom.parallel.tensor25d import TENSOR25D
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR, SEQUENCE)}
+STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
+MATRICES = ("tensor", "tensor2d", "tensor25d", "tensor3d")
+"""Ways to split the matrices themselves: a layout has one."""
 
 
 def parse(spelling: str) -> dict[str, Asked]:
@@ -31,6 +35,9 @@ def parse(spelling: str) -> dict[str, Asked]:
     stages = [name for name in asked if name.startswith("zero")]
     if len(stages) > 1:
         raise ValueError(f"Layout '{spelling}' asks for {' and '.join(stages)}. Choose one ZeRO stage.")
+    ways = [name for name in asked if name in MATRICES]
+    if len(ways) > 1:
+        raise ValueError(f"Layout '{spelling}' asks for {' and '.join(ways)}, which all split the matrices. Choose one, with more devices.")
     for name in asked:
         other = STRATEGIES[name].beside
         if other and other not in asked:

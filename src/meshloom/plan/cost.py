@@ -17,15 +17,16 @@ SUMS = 4
 def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro: int, how: How, dtype: str) -> Shapes:
     """What a step's traffic depends on.  sequences: of the whole step, over all devices and micro-batches.
     Raises ValueError where these do not divide."""
-    cut = micro * layout.size(layout.batch)
+    split = (*layout.batch, *layout.inner)
+    cut = micro * layout.size(split)
     if sequences % cut:
-        by = " x ".join(f"{a}={layout.sizes[a]}" for a in layout.batch)
+        by = " x ".join(f"{a}={layout.sizes[a]}" for a in split)
         raise ValueError(
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
     parallel = getattr(c, "parallel", False)  # a field of the families that know parallel halves
-    return Shapes(model.specs(c), c, layout, sequences // cut, seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
+    return Shapes(model.specs(c), c, layout, sequences // (micro * layout.size(layout.batch)), seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
 
 
 def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
