@@ -39,7 +39,9 @@ class Layout:
         for name, size in other.sizes.items():
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
-        return Layout(sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform, {**self.options, **other.options})
+        return Layout(
+            sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform, {**self.options, **other.options}
+        )
 
     @property
     def devices(self) -> int:
@@ -113,7 +115,9 @@ class Layout:
 
     def without(self, *names: str) -> "Layout":
         """The same layout with some axis names not split in any table (sizes stay)."""
-        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform, self.options)
+        return Layout(
+            self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform, self.options
+        )
 
 
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:

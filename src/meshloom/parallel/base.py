@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
     micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel: whether a layer's halves read the same input and are added.
+    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
     """
 
     specs: Tree
@@ -46,6 +46,7 @@ class Shapes(NamedTuple):
     merged: int
     sums: int
     parallel: bool
+    wide: int
 
     @property
     def width(self) -> int:

@@ -9,6 +9,7 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
+from meshloom.core.spec import Spec
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
 
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
@@ -50,7 +51,7 @@ def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
     Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
     """
     found: list[Collective] = []
-    for path, s in x.leaves.items():
+    for s in x.leaves.values():
         inside = s.axes[0] == "layer"
         times = x.micro * (s.shape[0] if inside else 1)
         array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width
@@ -58,20 +59,22 @@ def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
             found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
         if axes := moved(x.layout, "rest", "grad", s):
             found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and path.endswith("o_bias")):
+        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and s.role == "ends first half"):
             found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
         if axes := moved(x.layout, "step", "live", s):
             found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, x) else 0
+            again = x.micro * (s.shape[0] - x.merged) if inside and needed_again(s, x) else 0
             found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
     return merge([*found, *gradient_sums(x, axis)])
 
 
-def kept_from(path: str, x: Shapes) -> bool:
+def needed_again(s: Spec, x: Shapes) -> bool:
     """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all but the last one added."""
-    if not path.endswith("bias"):
-        return True
-    if x.remat == "none" or path.endswith("down_bias"):
-        return False
-    return not (path.endswith("o_bias") and x.parallel)
+    computed again, all that something comes after."""
+    again = {
+        "factor": True,
+        "added": x.remat != "none",
+        "ends first half": x.remat != "none" and not x.parallel,
+        "ends layer": False,
+    }
+    return again[s.role]
