@@ -8,7 +8,9 @@ from programs import config
 
 def test_reads_in_the_order_of_the_mesh() -> None:
     asked = parse("tensor=2 sequence data=2 zero3=4")
-    assert {name: a.sizes for name, a in asked.items()} == {"data": (2,), "zero3": (4,), "tensor": (2,), "sequence": (2,)} and list(asked) == ["data", "zero3", "tensor", "sequence"]
+    assert {name: a.sizes for name, a in asked.items()} == {"data": (2,), "zero3": (4,), "tensor": (2,), "sequence": (2,)} and list(
+        asked
+    ) == ["data", "zero3", "tensor", "sequence"]
     assert spell(asked) == "data=2 zero3=4 tensor=2 sequence" and spell({}) == "one device"
 
 

@@ -101,7 +101,10 @@ def test_the_second_product_of_a_layer_moves_its_narrow_side() -> None:
 def test_norms_and_biases_are_added_once_a_step() -> None:
     model, c = config("gpt2")
     lay = build("tensor2d=2x2", c, 16)
-    sums = {m: [x for x in step_cost("tensor2d=2x2", shapes(model, c, lay, 16, 8, m, How(), "float32")) if "once a step" in x.why] for m in (1, 4)}
+    sums = {
+        m: [x for x in step_cost("tensor2d=2x2", shapes(model, c, lay, 16, 8, m, How(), "float32")) if "once a step" in x.why]
+        for m in (1, 4)
+    }
     assert sums[1] == sums[4]
     # positions; two norms of 2, o and down biases in 2 layers; the last norm of 2: half of embed over rows, summed over columns
     assert [(x.bytes, x.axes) for x in sums[1] if x.axes == ("cols",)] == [(4 * 16 * (64 + 2 * 6 + 2), ("cols",))]
@@ -110,7 +113,9 @@ def test_norms_and_biases_are_added_once_a_step() -> None:
 def test_bf16_moves_half() -> None:
     model, c = config("llama_plain")
     lay = build("tensor2d=2x2", c, 16)
-    size = lambda dtype: sum(x.bytes for x in step_cost("tensor2d=2x2", shapes(model, c, lay, 16, 8, 1, How(), dtype)) if x.kind == "all-gather")
+    size = lambda dtype: sum(
+        x.bytes for x in step_cost("tensor2d=2x2", shapes(model, c, lay, 16, 8, 1, How(), dtype)) if x.kind == "all-gather"
+    )
     assert size("float32") == 2 * size("bfloat16")
 
 
@@ -139,7 +144,11 @@ def program_loss(spelling: str) -> float:
         ({}, "tensor2d=1x4", "tensor2d=1x4 splits one way only. Write tensor=4"),
         ({}, "tensor2d=4x1", "splits one way only. Write zero3=4"),
         ({}, "tensor2d=2x2 tensor=2", "asks for tensor2d and tensor, which all split the matrices. Choose one"),
-        (dict(embed=36, heads=4), "tensor2d=8x2", "embed 36 cannot be split over the 8 rows of tensor2d. Use a number of them that divides it: 1, 2, 3"),
+        (
+            dict(embed=36, heads=4),
+            "tensor2d=8x2",
+            "embed 36 cannot be split over the 8 rows of tensor2d. Use a number of them that divides it: 1, 2, 3",
+        ),
         (dict(embed=30, heads=8, head=4), "tensor2d=2x4", "embed 30 cannot be split over the 4 columns of tensor2d"),
         (dict(heads=6, head=4), "tensor2d=2x4", "heads 6 cannot be split over the 4 columns of tensor2d. .* 1, 2, 3, 6"),
         (dict(ffn=50), "tensor2d=2x4", "ffn 50 cannot be split over the 4 columns"),
@@ -154,10 +163,11 @@ def test_refuses(sizes, spelling, said) -> None:
 
 def test_refuses_rows_that_do_not_divide() -> None:
     model, c = config("gpt2")
-    with pytest.raises(ValueError, match=r"A batch of 6 sequences cannot be cut into 1 micro-batches over 4 devices \(rows=4\). .* multiple of 4"):
+    with pytest.raises(
+        ValueError, match=r"A batch of 6 sequences cannot be cut into 1 micro-batches over 4 devices \(rows=4\). .* multiple of 4"
+    ):
         shapes(model, c, build("tensor2d=4x2", c, 16), 16, 6, 1, How(), "float32")
 
 
 def test_a_square_has_a_short_spelling() -> None:
     assert parse("tensor2d=4") == parse("tensor2d=2x2")
-

@@ -15,7 +15,15 @@ def test_a_product_is_the_sum_of_its_strategies() -> None:
     spelling = "data=2 zero3=2 tensor=2 sequence"
     x = shapes(model, c, build(spelling, c, 16), 16, 8, 2, How(), "float32")
     axes = {m.axes for m in step_cost(spelling, x)}
-    assert axes == {("data",), ("zero3",), ("tensor",), ("data", "zero3"), ("data", "tensor"), ("data", "zero3", "tensor"), ("zero3", "tensor")}
+    assert axes == {
+        ("data",),
+        ("zero3",),
+        ("tensor",),
+        ("data", "zero3"),
+        ("data", "tensor"),
+        ("data", "zero3", "tensor"),
+        ("zero3", "tensor"),
+    }
     assert (x.rows, x.seq, x.micro) == (1, 16, 2)
 
 

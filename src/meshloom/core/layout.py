@@ -136,7 +136,9 @@ class Layout:
 
     def without(self, *names: str) -> "Layout":
         """The same layout with some axis names not split in any table (sizes stay)."""
-        return Layout(self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform, self.options)
+        return Layout(
+            self.sizes, *({k: v for k, v in getattr(self, t).items() if k not in names} for t in TABLES), self.platform, self.options
+        )
 
 
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,6 @@ from jax import lax
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import dot, put
-from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 from meshloom.models.parts import plus
@@ -39,7 +38,7 @@ class Attention:
     def specs(c: ModelConfig, qkv_bias: bool = False, o_bias: bool = False, qk_norm: bool = False) -> "Attention":
         """The Specs of one layer."""
         kv, kv_bias = c.spec("embed kv_heads head"), c.zeros("kv_heads head") if qkv_bias else None
-        gain = c.spec("head", ONES) if qk_norm else None
+        gain = c.gain("head") if qk_norm else None
         return Attention(
             q=c.spec("embed heads head"),
             k=kv,
@@ -48,7 +47,7 @@ class Attention:
             q_bias=c.zeros("heads head") if qkv_bias else None,
             k_bias=kv_bias,
             v_bias=kv_bias,
-            o_bias=c.zeros("embed") if o_bias else None,
+            o_bias=c.zeros("embed", "ends first half") if o_bias else None,
             q_norm=gain,
             k_norm=gain,
         )

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
-from meshloom.core.spec import ONES, stack
+from meshloom.core.spec import stack
 from meshloom.core.tree import pytree
 from meshloom.models import llama_hf
 from meshloom.models.attention import Attention, attend
@@ -84,7 +84,7 @@ class Block:
     @staticmethod
     def specs(c: Config) -> "Block":
         """The Specs of one layer."""
-        norm = c.spec("embed", ONES)
+        norm = c.gain("embed")
         return Block(Attention.specs(c, c.qkv_bias, c.o_bias, c.qk_norm), GatedMlp.specs(c, c.mlp_bias), norm, norm)
 
 
@@ -109,7 +109,7 @@ class Llama:
 def specs(c: Config) -> Llama:
     """The Specs of the model."""
     table = c.spec("vocab embed")
-    return Llama(table, stack(Block.specs(c), c.layers), c.spec("embed", ONES), None if c.tied else table)
+    return Llama(table, stack(Block.specs(c), c.layers), c.gain("embed"), None if c.tied else table)
 
 
 def kinds(c: Config) -> tuple[Kind, ...]:
@@ -123,4 +123,10 @@ def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:
     return rms_norm(x, w.norm, c.norm_eps, lay.stream)
 
 
-MODEL = Model("llama", Config, specs, embed, rotary, block, final, kinds, llama_hf.rows, llama_hf.read(Config), llama_hf.write)
+def wide(c: Config) -> int:
+    """Features that `up` and `gate` make of a token."""
+    return 2 * c.ffn
+
+
+READ = llama_hf.read(Config)
+MODEL = Model("llama", Config, specs, embed, rotary, block, final, kinds, wide=wide, hf=llama_hf.rows, from_hf=READ, to_hf=llama_hf.write)

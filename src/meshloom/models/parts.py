@@ -9,7 +9,6 @@ from jax import lax
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import add_up, dot, put, split_seq
-from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, GATED
@@ -35,7 +34,7 @@ class GatedMlp:
     @staticmethod
     def specs(c: ModelConfig, bias: bool = False) -> "GatedMlp":
         """The Specs of one layer."""
-        wide, narrow = (c.zeros("ffn"), c.zeros("embed")) if bias else (None, None)
+        wide, narrow = (c.zeros("ffn"), c.zeros("embed", "ends layer")) if bias else (None, None)
         return GatedMlp(c.spec("embed ffn"), c.spec("embed ffn"), c.spec("ffn embed"), wide, wide, narrow)
 
 
@@ -63,7 +62,7 @@ class Mlp:
     @staticmethod
     def specs(c: ModelConfig) -> "Mlp":
         """The Specs of one layer."""
-        return Mlp(c.spec("embed ffn"), c.spec("ffn embed"), c.zeros("ffn"), c.zeros("embed"))
+        return Mlp(c.spec("embed ffn"), c.spec("ffn embed"), c.zeros("ffn"), c.zeros("embed", "ends layer"))
 
 
 def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:
@@ -82,7 +81,7 @@ class LayerNorm:
     @staticmethod
     def specs(c: ModelConfig) -> "LayerNorm":
         """The Specs of one norm."""
-        return LayerNorm(c.spec("embed", ONES), c.zeros("embed"))
+        return LayerNorm(c.gain("embed", "centred norm"), c.zeros("embed"))
 
 
 def normed(c: ModelConfig, lay: Layout, w: LayerNorm, x: jax.Array) -> jax.Array:

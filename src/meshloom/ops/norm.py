@@ -13,7 +13,8 @@ from meshloom.core.vary import alike
 
 def rms_norm(x: Array, gain: Array, eps: float, axes: tuple[str, ...] = ()) -> Array:
     """x / rms(x) * gain.  x: [..., d], any leading axes (per head: [b, t, h, k]).  gain: [d].  Same shape and dtype as x.
-    axes: mesh axes that split d; one all-reduce of a number a row each way.  Source: Zhang and Sennrich 2019, arXiv 1910.07467; the rounding to x's dtype before the gain is that of `transformers`."""
+    axes: mesh axes that split d; one all-reduce of a number a row each way.
+    Source: Zhang and Sennrich 2019, arXiv 1910.07467; the rounding to x's dtype before the gain is that of `transformers`."""
     return _rms_norm(*alike(x, gain), eps, axes)
 
 

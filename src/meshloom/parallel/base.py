@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
     micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel: whether a layer's halves read the same input and are added.
+    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
     """
 
     specs: Tree
@@ -46,6 +46,7 @@ class Shapes(NamedTuple):
     merged: int
     sums: int
     parallel: bool
+    wide: int
 
     @property
     def width(self) -> int:
@@ -120,8 +121,8 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
-    for path, s in x.leaves.items():
-        if twin(path, x) and x.micro == 1:
+    for s in x.leaves.values():
+        if twin(s, x) and x.micro == 1:
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
@@ -142,40 +143,38 @@ def weights_moved(x: Shapes, owner: str) -> tuple[Collective, ...]:
     to `grad` every micro-batch, one array a layer in the type of the arithmetic, and from there to `rest` once a step, in fp32.
     """
     found: list[Collective] = []
-    for path, s in x.leaves.items():
+    for s in x.leaves.values():
         inside = s.axes[0] == "layer"
-        times, layers = x.micro * (s.shape[0] if inside else 1), s.shape[0] if inside else 1
-        array = lambda table: x.elements(table, s) // layers * x.width
+        layers = s.shape[0] if inside else 1
+        times = x.micro * layers
+        live, step = (x.elements(table, s) // layers * x.width for table in ("live", "step"))
         if axes := moved(x.layout, "rest", "step", s):
             found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
-        if (axes := moved(x.layout, "rest", "grad", s)) and not (twin(path, x) and x.micro == 1):
+        if (axes := moved(x.layout, "rest", "grad", s)) and not (twin(s, x) and x.micro == 1):
             found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
         if axes := moved(x.layout, "step", "live", s):
-            found.append(Collective("all-gather", axes, times, times * array("live"), "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, s, x) else 0
-            found.append(Collective("all-gather", axes, again, again * array("live"), "parameters, every micro-batch, backward"))
-        if not twin(path, x):
-            for table, axes in (("live", moved(x.layout, "step", "live", s)), ("step", moved(x.layout, "grad", "step", s))):
-                found.append(Collective("reduce-scatter", axes, times, times * array(table), "gradients, every micro-batch"))
+            found.append(Collective("all-gather", axes, times, times * live, "parameters, every micro-batch"))
+            again = x.micro * (s.shape[0] - x.merged) if inside and needed_again(s, x) else 0
+            found.append(Collective("all-gather", axes, again, again * live, "parameters, every micro-batch, backward"))
+        if not twin(s, x):
+            for array, axes in ((live, moved(x.layout, "step", "live", s)), (step, moved(x.layout, "grad", "step", s))):
+                found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
     return merge(c for c in found if c.axes and ordered(x.layout, c.axes)[0] == owner)
 
 
-def twin(path: str, x: Shapes) -> bool:
+def twin(s: Spec, x: Shapes) -> bool:
     """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
     (What micro-batches have added up is no longer known to be the same.)"""
-    return x.twins and path.endswith("o_bias")
+    return x.twins and s.role == "ends first half"
 
 
-def kept_from(path: str, s: Spec, x: Shapes) -> bool:
+def needed_again(s: Spec, x: Shapes) -> bool:
     """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all but the last one added. What was cut to a part of the residual stream's embed is kept where anything is."""
+    computed again, all that something comes after. What was cut to a part of the residual stream's embed is kept where anything is."""
     if x.remat == "none" and split_embed(x.layout) and beside_stream(s.axes):
         return False
-    if not path.endswith("bias"):
-        return True
-    if x.remat == "none" or path.endswith("down_bias"):
-        return False
-    return not (path.endswith("o_bias") and x.parallel)
+    unless = {"added": x.remat != "none", "ends first half": x.remat != "none" and not x.parallel, "ends layer": False}
+    return unless.get(s.role, True)
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

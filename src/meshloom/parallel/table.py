@@ -65,7 +65,9 @@ def _word(s: Strategy, word: str, spelling: str) -> Asked:
         return Asked((), options)
     sizes = number.split("x")
     if not all(size.isdigit() and int(size) >= 1 for size in sizes):
-        raise ValueError(f"'{word}' in layout '{spelling}' needs a number of devices, such as '{s.name}={math.prod(s.sizes(1)) * 2**s.axes}'.")
+        raise ValueError(
+            f"'{word}' in layout '{spelling}' needs a number of devices, such as '{s.name}={math.prod(s.sizes(1)) * 2**s.axes}'."
+        )
     if len(sizes) == 1:
         return Asked(s.sizes(int(number)), options)
     if len(sizes) != s.axes:

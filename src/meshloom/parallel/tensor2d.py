@@ -11,6 +11,8 @@ from meshloom.parallel.tensor1d import loss
 
 COLS = {"heads": ("cols",), "kv_heads": ("cols",), "ffn": ("cols",), "expert_ffn": ("cols",), "vocab": ("cols",)}
 STORED = {"embed": ("rows",), **COLS}
+STATISTICS = {"norm": 1, "centred norm": 2}
+"""Numbers of each token that a norm whose gain has this role takes."""
 
 
 def layout(rows: int, cols: int) -> Layout:
@@ -46,7 +48,9 @@ def divides(strategy: str, said: str, n: int, names: tuple[tuple[str, int], ...]
     """Refuses the first of these sizes that n does not divide.  said: what there are n of."""
     for name, size in names:
         if size % n:
-            raise ValueError(f"{name} {size} cannot be split over the {said} of {strategy}. Use a number of them that divides it: {divisors(size)}.")
+            raise ValueError(
+                f"{name} {size} cannot be split over the {said} of {strategy}. Use a number of them that divides it: {divisors(size)}."
+            )
 
 
 def cost(x: Shapes) -> tuple[Collective, ...]:
@@ -65,10 +69,9 @@ def norms(x: Shapes, axes: tuple[str, ...], split: int = 1) -> list[Collective]:
     """One fp32 number a token for each statistic of each norm of the residual stream, forward and backward; again where `full` computes a layer
     again. Norms of parallel halves read the same input: their statistics are summed once.  axes: that split embed.  split: devices over which
     one device's rows of the stream are split besides."""
-    gains = [s for path, s in x.leaves.items() if path.endswith(("norm", "norm.gain")) and "embed" in s.axes]
-    statistics = 2 if any(path.endswith("norm.bias") for path in x.leaves) else 1
-    inside = sum(s.shape[0] for s in gains if s.axes[0] == "layer")
-    outside = len([s for s in gains if s.axes[0] != "layer"])
+    each = [(s.axes[0] == "layer", STATISTICS.get(s.role, 0), s.shape[0]) for s in x.leaves.values() if "embed" in s.axes]
+    inside = sum(n * layers for stacked, n, layers in each if stacked)
+    outside = sum(n for stacked, n, _ in each if not stacked)
     forward = inside // 2 if x.parallel else inside
     size = 4 * x.rows * x.seq // split
     rows = (
@@ -76,7 +79,7 @@ def norms(x: Shapes, axes: tuple[str, ...], split: int = 1) -> list[Collective]:
         (outside + inside, "statistics of norms, backward"),
         (forward if x.remat == "full" else 0, "statistics of norms, recomputed"),
     )
-    return [Collective("all-reduce", axes, x.micro * n * statistics, x.micro * n * statistics * size, why) for n, why in rows]
+    return [Collective("all-reduce", axes, x.micro * n, x.micro * n * size, why) for n, why in rows]
 
 
 SUMMARY = "matrices are split both ways: embed over rows, heads, MLP width and vocabulary over columns"

@@ -25,8 +25,20 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
-    parallel = getattr(c, "parallel", False)  # a field of the families that know parallel halves
-    return Shapes(model.specs(c), c, layout, sequences // (micro * layout.size(layout.batch)), seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
+    return Shapes(
+        specs=model.specs(c),
+        config=c,
+        layout=layout,
+        rows=sequences // (micro * layout.size(layout.batch)),
+        seq=seq,
+        micro=micro,
+        remat=how.remat,
+        dtype=dtype,
+        merged=merged(model, c, layout, how),
+        sums=SUMS,
+        parallel=model.parallel(c),
+        wide=model.wide(c),
+    )
 
 
 def merged(model: Model, c: Any, layout: Layout, how: How) -> int:

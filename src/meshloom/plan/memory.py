@@ -61,7 +61,7 @@ def kept(x: Shapes) -> int:
     stream = c.embed // lay.size((*split_seq(lay), *lay.stream))
     heads = (c.heads * c.head) // work
     keys = c.kv_heads * c.head // lay.size(lay.acts.get("kv_heads", ()))
-    wide = c.ffn // work * sum(1 for path in x.leaves if path in ("layers.mlp.up", "layers.mlp.gate"))
+    wide = x.wide // work
     features = {
         "full": stream,
         "selective": 3 * stream + heads + 2 * keys + wide,

@@ -1,6 +1,5 @@
 """A batch of prompts from token ids to answers: padding, the calls to the device, why each answer ended."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
