@@ -50,7 +50,9 @@ def test_of_nested_stages_the_inner_one_splits_first() -> None:
 
 def test_refuses_a_width_that_all_together_do_not_divide() -> None:
     _, c = config("gpt2", embed=24, heads=4)
-    with pytest.raises(ValueError, match="embed 24 cannot be split over 16 devices .zero3=4 x zero1=4.. Use sizes whose product is one of 1, 2"):
+    with pytest.raises(
+        ValueError, match="embed 24 cannot be split over 16 devices .zero3=4 x zero1=4.. Use sizes whose product is one of 1, 2"
+    ):
         build("zero1=4 zero3=4", c, 16)
 
 
