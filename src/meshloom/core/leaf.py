@@ -91,16 +91,16 @@ def _part(lay: Layout, x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Arr
 
 
 def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
-    """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
-    gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
-    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered.
+    """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
+    (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
+    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that split w and not the result.
     What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a split embed."""
-    dim, early = lay.gathered("grad", "step", axes)
-    if early and whole is not None:
-        w = _already_whole(early, dim, w, whole)
-    dim, gathered = lay.gathered("step", "live", axes)
-    if gathered:
-        w = lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
+    dim, split = lay.gathered("grad", "live", axes)
+    if split:
+        _, gathered = lay.gathered("step", "live", axes)
+        have = w if whole is None else whole
+        full = lax.all_gather(_after(have, when), gathered, axis=dim, tiled=True) if gathered else have
+        w = full if whole is None else _already_whole(split, dim, w, full)
     return _part(lay, w, axes.index("embed"), split_embed(lay)) if beside_stream(axes) else w
 
 

@@ -115,6 +115,35 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     return layout.gathered(before, after, s.axes)[1]
 
 
+def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The gathers of parameters and the scatters of their gradients between the tables of a layout whose outermost mesh axis is `owner`.
+
+    Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
+    Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
+    from `live` to `grad`.
+    """
+    found: list[Collective] = []
+    for s in x.leaves.values():
+        inside = s.axes[0] == "layer"
+        layers = s.shape[0] if inside else 1
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        for before, after in (("rest", "grad"), ("grad", "step")):
+            axes = moved(x.layout, before, after, s)
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+        if not (twin(s, x) and x.micro == 1):
+            axes = moved(x.layout, "rest", "grad", s)
+            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not twin(s, x):
+            axes = moved(x.layout, "grad", "live", s)
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        axes = moved(x.layout, "step", "live", s)
+        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
+        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
@@ -134,32 +163,6 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
-
-
-def weights_moved(x: Shapes, owner: str) -> tuple[Collective, ...]:
-    """What moves parameters with a split axis to where they work, and their gradients back, by collectives whose outermost mesh axis is `owner`.
-
-    Between `rest` and `step` once a step; between `step` and `live` every micro-batch, layers' parameters again backward; gradients from `live`
-    to `grad` every micro-batch, one array a layer in the type of the arithmetic, and from there to `rest` once a step, in fp32.
-    """
-    found: list[Collective] = []
-    for s in x.leaves.values():
-        inside = s.axes[0] == "layer"
-        layers = s.shape[0] if inside else 1
-        times = x.micro * layers
-        live, step = (x.elements(table, s) // layers * x.width for table in ("live", "step"))
-        if axes := moved(x.layout, "rest", "step", s):
-            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
-        if (axes := moved(x.layout, "rest", "grad", s)) and not (twin(s, x) and x.micro == 1):
-            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if axes := moved(x.layout, "step", "live", s):
-            found.append(Collective("all-gather", axes, times, times * live, "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and needed_again(s, x) else 0
-            found.append(Collective("all-gather", axes, again, again * live, "parameters, every micro-batch, backward"))
-        if not twin(s, x):
-            for array, axes in ((live, moved(x.layout, "step", "live", s)), (step, moved(x.layout, "grad", "step", s))):
-                found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
-    return merge(c for c in found if c.axes and ordered(x.layout, c.axes)[0] == owner)
 
 
 def twin(s: Spec, x: Shapes) -> bool:

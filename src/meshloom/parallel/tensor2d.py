@@ -5,7 +5,7 @@ over cols; the partial sums of a layer's second product are reduce-scattered ove
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weights_moved
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
 from meshloom.parallel.sequence import halves
 from meshloom.parallel.tensor1d import loss
 
@@ -62,7 +62,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 
 def moved_once(x: Shapes, owners: tuple[str, ...]) -> list[Collective]:
     """Weights and gradients by collectives whose outermost mesh axis is one of these."""
-    return [c for owner in owners for c in (*weights_moved(x, owner), *gradient_sums(x, owner))]
+    return [c for owner in owners for c in (*weight_moves(x, owner), *gradient_sums(x, owner))]
 
 
 def norms(x: Shapes, axes: tuple[str, ...], split: int = 1) -> list[Collective]:

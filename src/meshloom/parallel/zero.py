@@ -9,7 +9,7 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weights_moved
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
 
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
 
@@ -43,9 +43,5 @@ def check(c, seq: int, asked: Asked) -> None:
 
 
 def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
-    """Parameters with an `embed` axis, m micro-batches:
-
-    stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
-    parameters m gathers backward too (those outside the layers are used once). Stages 2 and 3 move one array a layer, in the type of the arithmetic.
-    """
-    return merge([*weights_moved(x, axis), *gradient_sums(x, axis)])
+    """What moves between the tables of the layout over this mesh axis (and inner ones), and the sums of what is not split."""
+    return merge([*weight_moves(x, axis), *gradient_sums(x, axis)])
