@@ -115,6 +115,46 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     return layout.gathered(before, after, s.axes)[1]
 
 
+def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The gathers of parameters and the scatters of their gradients between the tables of a layout whose outermost mesh axis is `owner`.
+
+    Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
+    Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
+    from `live` to `grad`. Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    """
+    found: list[Collective] = []
+    for s in x.leaves.values():
+        inside = s.axes[0] == "layer"
+        layers = s.shape[0] if inside else 1
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        for before, after in (("rest", "grad"), ("grad", "step")):
+            axes = moved(x.layout, before, after, s)
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+        axes = moved(x.layout, "rest", "grad", s)
+        found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not (x.twins and s.role == "ends first half"):
+            axes = moved(x.layout, "grad", "live", s)
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        axes = moved(x.layout, "step", "live", s)
+        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
+        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after."""
+    again = {
+        "factor": True,
+        "added": x.remat != "none",
+        "ends first half": x.remat != "none" and not x.parallel,
+        "ends layer": False,
+    }
+    return again[s.role]
+
+
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
