@@ -188,7 +188,10 @@ def _traffic(d: Drawing, console: Any, of: dict[str, str]) -> None:
     from rich.table import Table
 
     _heading(console, "What moves between devices", "bytes are of whole arrays; sent: by each device, in a ring")
-    t, plain = d.traffic, {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    t, plain = (
+        d.traffic,
+        {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True},
+    )
     if not t.sent:
         console.print("Nothing: each device works alone.")
         return
