@@ -4,6 +4,9 @@ import ast
 import re
 from pathlib import Path
 
+from meshloom.core.spec import is_spec
+from meshloom.core.tree import named_leaves
+from programs import FAMILIES, config
 from test_imports import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +26,16 @@ def test_the_layers_are_those_of_the_code() -> None:
 def test_the_files_that_it_names_exist() -> None:
     for name in re.findall(r"`((?:core|ops|models|parallel|runner|weights|objectives|data|plan|train|serve|recipes)/[a-z_/.0-9]+)`", PAGE):
         assert (SRC / name).exists(), f"docs/architecture.md names {name}"
+
+
+def test_parameters_are_named_by_models_alone() -> None:
+    """A new family needs no edit in what splits, counts and runs models."""
+    paths = {path for model, c in map(config, FAMILIES) for path in named_leaves(model.specs(c), is_spec)}
+    names = {p for p in paths if "." in p} | {p.rpartition(".")[2] for p in paths if "_" in p}
+    for folder in ("core", "parallel", "plan", "runner", "objectives", "train"):
+        for file in (SRC / folder).rglob("*.py"):
+            said = {n.value for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)}
+            assert not said & names, file
 
 
 def test_the_names_that_it_gives_are_defined_there() -> None:

@@ -1,8 +1,9 @@
-"""Draws the picture of the README: axis names between a model's specs and the mesh.
+"""Draws the pictures of the pages: axis names between a model's specs and the mesh (README), and each strategy's layout (docs/layouts).
 
-    python docs/pictures/draw.py        # writes docs/pictures/meshloom.svg
+    make pictures                       # or: python docs/pictures/draw.py
 
-The specs, the tables and the shards are read from the code, so that the picture cannot say what the code does not.
+Specs, tables, shards and bytes are read from the code, so that no picture can say what the code does not. Those of layouts are what
+`meshloom layout` draws, for the model and the batch of the pages' tables.
 """
 
 from pathlib import Path
@@ -18,13 +19,26 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
 from meshloom.models.llama import MODEL, Config
 from meshloom.parallel.table import build
+from meshloom.plan.draw import Drawing
+from meshloom.plan.page import INK, PAPER, SOFT, colours
+from meshloom.plan.picture import draw
+from meshloom.recipes.layout import drawn
+from meshloom.recipes.load import load_recipe
 
+LAYOUTS = {
+    "data": "data=8",
+    "zero1": "zero1=8",
+    "zero3": "zero3=8",
+    "tensor": "tensor=4",
+    "sequence": "tensor=4 sequence",
+    "product": "zero3=4 tensor=2 sequence",
+}
+"""Name of a picture -> the layout that it shows."""
 SIZES = Config(layers=4, embed=256, heads=8, kv_heads=4, ffn=688, vocab=4096, max_seq=256)
 SPELLING = "zero3=4 tensor=2"
 SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
 NAMES = ("embed", "heads", "kv_heads", "ffn", "vocab")
-INK, SOFT, PAPER = "#22303c", "#66737f", "#f6f8fa"
-COLOURS = {"zero": "#2f6fb3", "tensor": "#d9822b"}
+COLOURS = colours(("zero3", "tensor"))
 MONO = {"family": "monospace", "size": 13}
 
 
@@ -80,12 +94,12 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
     """Eight devices, and the part of one array that each holds."""
     box(ax, 1, 1, 118, 31, "The mesh holds shards", "zero x tensor = 4 x 2 devices")
     for row in range(lay.sizes["tensor"]):
-        for col in range(lay.sizes["zero"]):
+        for col in range(lay.sizes["zero3"]):
             x, y = 40 + 10.5 * col, 4.5 + 9 * (1 - row)
             ax.add_patch(Rectangle((x, y), 9, 7.6, facecolor="white", edgecolor=INK, linewidth=1))
             ax.text(x + 4.5, y + 3.8, str(lay.sizes["tensor"] * col + row), size=12.5, color=INK, va="center", ha="center")
-    ax.text(60.5, 26.2, "zero", color=COLOURS["zero"], weight="bold", va="center", ha="center", **MONO)
-    ax.add_patch(FancyArrowPatch((40, 23.9), (80.5, 23.9), arrowstyle="->", mutation_scale=12, color=COLOURS["zero"], linewidth=1.6))
+    ax.text(60.5, 26.2, "zero", color=COLOURS["zero3"], weight="bold", va="center", ha="center", **MONO)
+    ax.add_patch(FancyArrowPatch((40, 23.9), (80.5, 23.9), arrowstyle="->", mutation_scale=12, color=COLOURS["zero3"], linewidth=1.6))
     ax.text(36.6, 12.8, "tensor", color=COLOURS["tensor"], weight="bold", va="center", ha="center", rotation=90, **MONO)
     ax.add_patch(FancyArrowPatch((38.5, 21.1), (38.5, 4.5), arrowstyle="->", mutation_scale=12, color=COLOURS["tensor"], linewidth=1.6))
     ax.text(
@@ -101,8 +115,8 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
     left, top, w, h = 86, 6, 11.5, 14.5
     ax.text(left, 26.2, "attn.q  at rest", color=INK, va="center", **MONO)
     ax.text(left + w / 2, 22.6, "heads", size=12, color=COLOURS["tensor"], va="center", ha="center")
-    ax.text(left - 1.2, top + h / 2, "embed", size=12, color=COLOURS["zero"], va="center", ha="center", rotation=90)
-    for i in range(lay.sizes["zero"]):
+    ax.text(left - 1.2, top + h / 2, "embed", size=12, color=COLOURS["zero3"], va="center", ha="center", rotation=90)
+    for i in range(lay.sizes["zero3"]):
         for j in range(lay.sizes["tensor"]):
             part = (left + w / 2 * j, top + h - h / 4 * (i + 1))
             ax.add_patch(Rectangle(part, w / 2, h / 4, facecolor="#dbe9f6" if (i + j) % 2 else "#eef4fa", edgecolor=INK, linewidth=0.8))
@@ -112,8 +126,20 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
         ax.text(100, 18.6 - 3.9 * i, text, color=colour(lay, name), va="center", **{**MONO, "size": 12})
 
 
+def layout(name: str) -> Drawing:
+    """What the picture of a layout shows: the quickstart model, its batch in two micro-batches, as in the tables of docs/layouts."""
+    return drawn(load_recipe("quickstart", ["batch.micro_batches=2", "train.runner=scan"]), LAYOUTS[name], platform="cpu")
+
+
 def main() -> None:
-    """The whole picture."""
+    """All pictures."""
+    names()
+    for name in LAYOUTS:
+        draw(layout(name), Path(__file__).with_name(f"{name}.svg"))
+
+
+def names() -> None:
+    """The picture of the README."""
     lay, leaves = build(SPELLING, SIZES, SIZES.max_seq), named_leaves(MODEL.specs(SIZES), is_spec)
     matplotlib.rcParams |= {"svg.hashsalt": "meshloom", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
     figure, ax = plt.subplots(figsize=(12, 10))

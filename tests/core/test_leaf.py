@@ -60,18 +60,18 @@ def test_put_keeps_this_devices_part_of_the_tokens() -> None:
 
 @pytest.mark.parametrize("lay, kept", [(ZERO3, None), (ZERO2, "whole")], ids=["zero3", "zero2"])
 def test_live_is_whole_and_its_gradient_a_shard(lay, kept) -> None:
-    w, when = UP, np.zeros(4, np.int32)
+    w, when, (axis,) = UP, np.zeros(4, np.int32), lay.sizes
 
     def loss(shard, whole, when):
         full = live(lay, ("embed", "ffn"), shard, whole if kept else None, when)
-        scale = 1.0 + jax.lax.axis_index("zero")  # every device has other rows
+        scale = 1.0 + jax.lax.axis_index(axis)  # every device has other rows
         return jnp.sum(full * full) * scale
 
     def fn(shard, whole, when):
-        value, grad = jax.value_and_grad(loss)(shard, jax.lax.pcast(whole, ("zero",), to="varying"), when)
-        return grad, jax.lax.psum(value, "zero")
+        value, grad = jax.value_and_grad(loss)(shard, jax.lax.pcast(whole, (axis,), to="varying"), when)
+        return grad, jax.lax.psum(value, axis)
 
-    mapped = jax.shard_map(fn, mesh=make_mesh(lay), in_specs=(P("zero"), P(), P("zero")), out_specs=(P("zero"), P()))
+    mapped = jax.shard_map(fn, mesh=make_mesh(lay), in_specs=(P(axis), P(), P(axis)), out_specs=(P(axis), P()))
     grad, value = jax.jit(mapped)(w, w, when)
     np.testing.assert_allclose(value, 10 * np.sum(w * w), rtol=1e-5)
     np.testing.assert_allclose(grad, 20 * w, rtol=1e-5)
@@ -87,4 +87,4 @@ def test_which_gradients_are_parts_of_a_sum() -> None:
 
 
 def test_what_is_gathered_layer_by_layer() -> None:
-    assert gathers(ZERO3) == gathers(ZERO2) == {"zero"} and not gathers(strategy(1).layout(4)) and not gathers(TP)
+    assert gathers(ZERO3) == {"zero3"} and gathers(ZERO2) == {"zero2"} and not gathers(strategy(1).layout(4)) and not gathers(TP)

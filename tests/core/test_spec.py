@@ -1,12 +1,14 @@
 """Specs: shapes from names, starting values that depend on path and layer alone."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh, shardings
-from meshloom.core.spec import ONES, Init, abstract, count, init, is_spec, spec, stack
+from meshloom.core.spec import ONES, ROLES, Init, abstract, count, init, is_spec, spec, stack
 
 SIZES = {"embed": 8, "ffn": 12, "vocab": 16}
 SPECS = {
@@ -23,6 +25,11 @@ def test_shapes_and_counts() -> None:
     assert all(is_spec(s) for s in jax.tree.leaves(SPECS, is_leaf=is_spec)) and jax.tree.leaves(SPECS) == list(
         SPECS[k] for k in sorted(SPECS)
     )
+
+
+def test_a_stack_keeps_what_a_parameter_does() -> None:
+    one = replace(spec(SIZES, "embed"), role="added")
+    assert stack(one, 3).role == "added" and spec(SIZES, "embed").role in ROLES and stack(one, 3).used == (3, 8)
 
 
 def test_abstract_makes_no_array() -> None:

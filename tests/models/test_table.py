@@ -3,7 +3,10 @@
 import pytest
 
 from goldens import small
+from meshloom.core.spec import ZEROS, is_spec
+from meshloom.core.tree import named_leaves
 from meshloom.models.table import HF_TYPES, MODELS, find
+from programs import FAMILIES, config
 
 
 def test_every_golden_model_type_is_found() -> None:
@@ -17,3 +20,13 @@ def test_an_unknown_model_type_lists_the_nearest_first() -> None:
         find({"model_type": "qwen4"})
     with pytest.raises(ValueError, match="no model_type"):
         find({})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_only_added_says_so(name: str) -> None:
+    """Biases start at zero, and nothing else does; a layer has one last bias in each half, or none."""
+    model, c = config(name)
+    specs = named_leaves(model.specs(c), is_spec)
+    assert {path for path, s in specs.items() if s.role != "factor"} == {path for path, s in specs.items() if s.init == ZEROS}
+    last = [s.role for s in specs.values() if s.role.startswith("ends")]
+    assert len(last) == len(set(last))

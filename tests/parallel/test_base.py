@@ -19,7 +19,7 @@ def test_merge_adds_alike_and_drops_nothing_moved() -> None:
 
 def test_what_moves_between_tables() -> None:
     s, zero3 = spec({"embed": 8, "ffn": 4}, "embed ffn"), strategy(3).layout(4)
-    assert moved(zero3, "rest", "live", s) == ("zero",) and moved(zero3, "rest", "step", s) == ()
+    assert moved(zero3, "rest", "live", s) == ("zero3",) and moved(zero3, "rest", "step", s) == ()
 
 
 def test_divisors() -> None:

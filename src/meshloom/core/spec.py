@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -37,11 +37,21 @@ class Init(NamedTuple):
 ZEROS, ONES = Init(), Init(mean=1.0)
 
 
+ROLES = {
+    "factor": "multiplies: the backward pass of its layer needs it",
+    "added": "only added (a bias): the backward pass needs it only to compute again what comes after it",
+    "ends first half": "added last in a layer's first half, to what is then added to the residual stream",
+    "ends layer": "added last in a layer's second half: nothing in the layer comes after it",
+}
+"""What a parameter does in its layer, as far as this decides what has to be moved."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """One array not yet made. Deliberately not a registered pytree, so `jax.tree` sees it as a leaf.
 
     shape, axes: size and name of each axis. used: the part that is not padding (a prefix along each axis); padding starts at zero and stays there.
+    role: of a parameter, a row of ROLES.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +59,7 @@ class Spec:
     init: Init
     dtype: str
     used: tuple[int, ...]
+    role: str = "factor"
 
     @property
     def size(self) -> int:
@@ -77,7 +88,7 @@ def stack(specs: Tree, layers: int) -> Tree:
     """The same specs with a leading `layer` axis."""
 
     def one(s: Spec) -> Spec:
-        return Spec((layers, *s.shape), ("layer", *s.axes), s.init, s.dtype, (layers, *s.used))
+        return replace(s, shape=(layers, *s.shape), axes=("layer", *s.axes), used=(layers, *s.used))
 
     return jax.tree.map(one, specs, is_leaf=is_spec)
 

@@ -47,7 +47,7 @@ class Attention:
             q_bias=c.zeros("heads head") if qkv_bias else None,
             k_bias=kv_bias,
             v_bias=kv_bias,
-            o_bias=c.zeros("embed") if o_bias else None,
+            o_bias=c.zeros("embed", "ends first half") if o_bias else None,
             q_norm=gain,
             k_norm=gain,
         )

@@ -1,6 +1,7 @@
 """What every family shares: the fields of its configuration, the value that a family is, and the context that a block is given."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -91,9 +92,9 @@ class ModelConfig(Section):
         )
         return spec(sizes, axes, Init(self.init_std) if init is None else init, used={"vocab": self.vocab})
 
-    def zeros(self, axes: str) -> Spec:
-        """The Spec of a bias."""
-        return self.spec(axes, ZEROS)
+    def zeros(self, axes: str, role: str = "added") -> Spec:
+        """The Spec of a bias.  role: a row of core.spec.ROLES."""
+        return replace(self.spec(axes, ZEROS), role=role)
 
 
 class Kind(NamedTuple):
@@ -185,6 +186,10 @@ class Model(NamedTuple):
     """c, lay, w, x -> x after the last norm, ready for the head."""
     kinds: Callable[[Any], tuple[Kind, ...]]
     """c -> the Kind of each layer."""
+    parallel: Callable[[Any], bool] = lambda c: False
+    """c -> whether both halves of a layer read the same input and are added together."""
+    wide: Callable[[Any], int] = lambda c: c.ffn
+    """c -> features of a token that the matrices inside a layer's second half make (its MLP's; of all experts that a token goes through)."""
     hf: Callable[[Any], tuple[Row, ...]] = lambda c: ()
     """c -> the rows of its Hugging Face map. None: it has no counterpart there and is not exported."""
     from_hf: Callable[[dict], Any] = _unknown_there

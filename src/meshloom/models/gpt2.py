@@ -161,4 +161,4 @@ def to_hf(c: Config, old: bool) -> dict[str, Any]:
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **names, "embd_pdrop": c.dropout}
 
 
-MODEL = Model("gpt2", Config, specs, embed, lambda c, positions: None, block, final, alike, rows, from_hf, to_hf)
+MODEL = Model("gpt2", Config, specs, embed, lambda c, positions: None, block, final, alike, hf=rows, from_hf=from_hf, to_hf=to_hf)

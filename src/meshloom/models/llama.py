@@ -123,4 +123,10 @@ def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:
     return rms_norm(x, w.norm, c.norm_eps)
 
 
-MODEL = Model("llama", Config, specs, embed, rotary, block, final, kinds, llama_hf.rows, llama_hf.read(Config), llama_hf.write)
+def wide(c: Config) -> int:
+    """Features that `up` and `gate` make of a token."""
+    return 2 * c.ffn
+
+
+READ = llama_hf.read(Config)
+MODEL = Model("llama", Config, specs, embed, rotary, block, final, kinds, wide=wide, hf=llama_hf.rows, from_hf=READ, to_hf=llama_hf.write)

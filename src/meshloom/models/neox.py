@@ -160,4 +160,6 @@ def to_hf(c: Config, old: bool) -> dict[str, Any]:
     return {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **names, **turned}
 
 
-MODEL = Model("neox", Config, specs, embed, rotary, block, final, alike, rows, from_hf, to_hf)
+MODEL = Model(
+    "neox", Config, specs, embed, rotary, block, final, alike, parallel=lambda c: c.parallel, hf=rows, from_hf=from_hf, to_hf=to_hf
+)

@@ -35,7 +35,7 @@ class GatedMlp:
     @staticmethod
     def specs(c: ModelConfig, bias: bool = False) -> "GatedMlp":
         """The Specs of one layer."""
-        wide, narrow = (c.zeros("ffn"), c.zeros("embed")) if bias else (None, None)
+        wide, narrow = (c.zeros("ffn"), c.zeros("embed", "ends layer")) if bias else (None, None)
         return GatedMlp(c.spec("embed ffn"), c.spec("embed ffn"), c.spec("ffn embed"), wide, wide, narrow)
 
 
@@ -63,7 +63,7 @@ class Mlp:
     @staticmethod
     def specs(c: ModelConfig) -> "Mlp":
         """The Specs of one layer."""
-        return Mlp(c.spec("embed ffn"), c.spec("ffn embed"), c.zeros("ffn"), c.zeros("embed"))
+        return Mlp(c.spec("embed ffn"), c.spec("ffn embed"), c.zeros("ffn"), c.zeros("embed", "ends layer"))
 
 
 def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:

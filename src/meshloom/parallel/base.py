@@ -1,7 +1,7 @@
 """What a strategy is: a layout, a check, and what it moves between devices."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
     micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel: whether a layer's halves read the same input and are added.
+    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
     """
 
     specs: Tree
@@ -46,6 +46,7 @@ class Shapes(NamedTuple):
     merged: int
     sums: int
     parallel: bool
+    wide: int
 
     @property
     def width(self) -> int:
@@ -72,18 +73,41 @@ class Shapes(NamedTuple):
         return math.prod(self.layout.shard_shape(table, s))
 
 
+class Asked(NamedTuple):
+    """One word of a spelling, read. sizes: devices along each mesh axis of the strategy. options: what stands behind the colon."""
+
+    sizes: tuple[int, ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices of the strategy."""
+        return math.prod(self.sizes)
+
+
+def one_axis(n: int) -> tuple[int]:
+    """The sizes of a strategy with one mesh axis."""
+    return (n,)
+
+
 class Strategy(NamedTuple):
     """One way to split a model.
 
-    layout: (devices) -> Layout. check: (config, sequence length, devices) -> None, or ValueError with a sentence.
+    layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
+    sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
+    options: option -> what it does, in a phrase. beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
-    layout: Callable[[int], Layout]
-    check: Callable[[Any, int, int], None]
+    layout: Callable[..., Layout]
+    check: Callable[[Any, int, Asked], None]
     cost: Callable[[Shapes], tuple[Collective, ...]]
     summary: str
+    sizes: Callable[[int], tuple[int, ...]] = one_axis
+    axes: int = 1
+    options: Mapping[str, str] = {}
+    beside: str = ""
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
@@ -91,18 +115,58 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     return layout.gathered(before, after, s.axes)[1]
 
 
+def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The gathers of parameters and the scatters of their gradients between the tables of a layout whose outermost mesh axis is `owner`.
+
+    Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
+    Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
+    from `live` to `grad`. Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    """
+    found: list[Collective] = []
+    for s in x.leaves.values():
+        inside = s.axes[0] == "layer"
+        layers = s.shape[0] if inside else 1
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        for before, after in (("rest", "grad"), ("grad", "step")):
+            axes = moved(x.layout, before, after, s)
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+        axes = moved(x.layout, "rest", "grad", s)
+        found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not (x.twins and s.role == "ends first half"):
+            axes = moved(x.layout, "grad", "live", s)
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        axes = moved(x.layout, "step", "live", s)
+        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
+        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after."""
+    again = {
+        "factor": True,
+        "added": x.remat != "none",
+        "ends first half": x.remat != "none" and not x.parallel,
+        "ends layer": False,
+    }
+    return again[s.role]
+
+
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
-    A parameter's fp32 gradient is all-reduced once a step over the axes of the batch, and those of `core.leaf.parts`, that no scatter has served.
+    A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
     for s in x.leaves.values():
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
-        axes = tuple(a for a in (*x.layout.batch, *parts(x.layout, s.axes)) if a not in served)
+        axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
-    if x.layout.batch:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.batch), x.sums, 4 * x.sums, "sums for the log"))
+    if x.layout.tokens:
+        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
     return merge(c for c in found if c.axes and c.axes[0] == owner)

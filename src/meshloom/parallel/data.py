@@ -4,7 +4,7 @@ Memory: nothing is saved.  Traffic a step: one all-reduce of every gradient, 2 (
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Collective, Shapes, Strategy, gradient_sums
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, gradient_sums
 
 
 def layout(n: int) -> Layout:
@@ -12,7 +12,7 @@ def layout(n: int) -> Layout:
     return Layout({"data": n}, acts={"batch": ("data",)})
 
 
-def check(c, seq: int, n: int) -> None:
+def check(c, seq: int, asked: Asked) -> None:
     """Every model can be replicated."""
 
 

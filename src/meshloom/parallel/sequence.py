@@ -5,7 +5,7 @@ all-gather before the matrices: the same bytes, 1/n of the activation memory the
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge
 
 
 def layout(n: int) -> Layout:
@@ -13,8 +13,9 @@ def layout(n: int) -> Layout:
     return Layout({"tensor": n}, acts={"seq": ("tensor",)})
 
 
-def check(c, seq: int, n: int) -> None:
-    """Refuses a sequence length that n does not divide."""
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses a sequence length that the devices do not divide."""
+    n = asked.devices
     if seq % n:
         raise ValueError(
             f"A sequence of {seq} tokens cannot be split over tensor={n} devices. Use data.seq that is a multiple of {n}, or tensor= one of {divisors(seq)}."
@@ -48,4 +49,4 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     )
 
 
-SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis")
+SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis", beside="tensor")

@@ -1,7 +1,11 @@
 """The STRATEGIES table and the compact spelling: "data=2 zero3=4 tensor=2 sequence"."""
 
+import math
+from collections.abc import Mapping
+
 from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
+from meshloom.parallel.base import Asked, Strategy, divisors
 from meshloom.parallel.data import DATA
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
@@ -9,54 +13,97 @@ from meshloom.parallel.zero import strategy as zero
 
 STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
-BESIDE = {"sequence": "tensor"}
-"""Strategies that use another's devices instead of a number of their own."""
+STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
+"""Strategies that may be nested in this order, each inside the one before."""
 
 
-def parse(spelling: str) -> dict[str, int]:
-    """The strategies of a compact spelling and the devices of each, in the order of the mesh. Raises ValueError for what it cannot read."""
-    asked: dict[str, int] = {}
+def parse(spelling: str) -> dict[str, Asked]:
+    """The strategies of a compact spelling, in the order of the mesh. A word is a name, `name=8`, or `name=2x4` where a strategy has several mesh
+    axes, with `:option,option` behind it. Raises ValueError for what it cannot read."""
+    asked: dict[str, Asked] = {}
     for word in spelling.split():
-        name, _, number = word.partition("=")
+        name = word.partition("=")[0].partition(":")[0]
         if name not in STRATEGIES:
             near = nearest(name, STRATEGIES)
             guess = f" Did you mean '{near}'?" if near else ""
             raise ValueError(f"'{name}' in layout '{spelling}' is not a strategy.{guess} There are: {', '.join(STRATEGIES)}.")
         if name in asked:
             raise ValueError(f"'{name}' stands twice in layout '{spelling}'. Give it once.")
-        if name in BESIDE:
-            if number:
-                raise ValueError(f"'{name}' takes no number: it uses the devices of '{BESIDE[name]}'. Write '{name}'.")
-            asked[name] = 0
-        elif not number.isdigit() or int(number) < 1:
-            raise ValueError(f"'{word}' in layout '{spelling}' needs a number of devices, such as '{name}=2'.")
-        else:
-            asked[name] = int(number)
-    stages = [name for name in asked if name.startswith("zero")]
-    if len(stages) > 1:
-        raise ValueError(f"Layout '{spelling}' asks for {' and '.join(stages)}. Choose one ZeRO stage.")
-    for name, other in BESIDE.items():
-        if name in asked:
-            if other not in asked:
-                raise ValueError(
-                    f"'{name}' splits the sequence over the devices of '{other}', which layout '{spelling}' lacks. Add '{other}=2'."
-                )
-            asked[name] = asked[other]
+        asked[name] = _word(STRATEGIES[name], word, spelling)
+    stages = [name for name in asked if name in STAGES]
+    if stages != sorted(stages):
+        right = " ".join(_spelled(name, asked[name]) for name in sorted(stages))
+        raise ValueError(
+            f"Layout '{spelling}' has {' outside '.join(stages)}: what the inner stage keeps whole, the outer one could not split. "
+            f"Of several ZeRO stages the lowest stands outside. Write '{right}', or give each the other's devices."
+        )
+    for name in asked:
+        other = STRATEGIES[name].beside
+        if other and other not in asked:
+            raise ValueError(
+                f"'{name}' splits the sequence over the devices of '{other}', which layout '{spelling}' lacks. Add '{other}=2'."
+            )
+        if other:
+            asked[name] = asked[name]._replace(sizes=asked[other].sizes)
     return {name: asked[name] for name in STRATEGIES if name in asked}
 
 
-def spell(asked: dict[str, int]) -> str:
+def _word(s: Strategy, word: str, spelling: str) -> Asked:
+    """One word of a spelling."""
+    said, _, behind = word.partition(":")
+    number, options = said.partition("=")[2], tuple(option for option in behind.split(",") if option)
+    for option in options:
+        if option not in s.options:
+            near = nearest(option, s.options)
+            known = f"It has: {', '.join(s.options)}." if s.options else "It has none."
+            guess = f" Did you mean '{near}'?" if near else ""
+            raise ValueError(f"'{option}' in layout '{spelling}' is not an option of '{s.name}'.{guess} {known}")
+    if s.beside:
+        if number:
+            raise ValueError(f"'{s.name}' takes no number: it uses the devices of '{s.beside}'. Write '{s.name}'.")
+        return Asked((), options)
+    sizes = number.split("x")
+    if not all(size.isdigit() and int(size) >= 1 for size in sizes):
+        raise ValueError(
+            f"'{word}' in layout '{spelling}' needs a number of devices, such as '{s.name}={math.prod(s.sizes(1)) * 2**s.axes}'."
+        )
+    if len(sizes) == 1:
+        return Asked(s.sizes(int(number)), options)
+    if len(sizes) != s.axes:
+        axes = f"{s.axes} mesh axes" if s.axes > 1 else "one mesh axis"
+        raise ValueError(f"'{word}' in layout '{spelling}' gives {len(sizes)} sizes, and '{s.name}' has {axes}.")
+    return Asked(tuple(int(size) for size in sizes), options)
+
+
+def spell(asked: Mapping[str, Asked]) -> str:
     """The compact spelling of what `parse` returned; "one device" where nothing is split."""
-    return " ".join(name if name in BESIDE else f"{name}={n}" for name, n in asked.items()) or "one device"
+    return " ".join(_spelled(name, a) for name, a in asked.items()) or "one device"
+
+
+def _spelled(name: str, a: Asked) -> str:
+    number = "" if STRATEGIES[name].beside else f"={'x'.join(str(n) for n in a.sizes)}"
+    return name + number + (":" + ",".join(a.options) if a.options else "")
+
+
+def devices(spelling: str) -> int:
+    """Devices that a spelling takes."""
+    return math.prod(a.devices for name, a in parse(spelling).items() if not STRATEGIES[name].beside)
 
 
 def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
     """The layout of a spelling for a model and a sequence length. Strategies over one device split nothing and vanish.  platform: of the devices."""
     layout = Layout(platform=platform)
-    for name, n in parse(spelling).items():
-        if n > 1:
-            STRATEGIES[name].check(c, seq, n)
-            layout = layout | STRATEGIES[name].layout(n)
+    for name, asked in parse(spelling).items():
+        if asked.devices > 1:
+            STRATEGIES[name].check(c, seq, asked)
+            options = {name: asked.options} if asked.options else {}
+            layout = layout | STRATEGIES[name].layout(*asked.sizes) | Layout(options=options)
+    over = layout.rest.get("embed", ())
+    if c.embed % layout.size(over):
+        by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
+        raise ValueError(
+            f"embed {c.embed} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(c.embed)}."
+        )
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
 

@@ -9,7 +9,7 @@ Key/value heads that do not divide are kept whole on every device, and each quer
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import split_seq
 from meshloom.ops.loss import chunk_count
-from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
 
 SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "vocab": ("tensor",)}
 
@@ -19,8 +19,9 @@ def layout(n: int) -> Layout:
     return Layout({"tensor": n}, rest=SPLIT, step=SPLIT, live=SPLIT, grad=SPLIT, acts=SPLIT)
 
 
-def check(c, seq: int, n: int) -> None:
-    """Refuses heads, ffn or vocabulary that n does not divide."""
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses heads, ffn or vocabulary that the devices do not divide."""
+    n = asked.devices
     for name, size in (("heads", c.heads), ("ffn", c.ffn), ("padded vocabulary rows", c.vocab_padded)):
         if size % n:
             raise ValueError(f"{size} {name} cannot be split over tensor={n} devices. Use tensor= one of {divisors(size)}.")

@@ -9,19 +9,20 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
 
-SPLIT = {"embed": ("zero",)}
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
 
 
 def strategy(stage: int) -> Strategy:
     """ZeRO of one stage."""
 
-    def layout(n: int) -> Layout:
-        return Layout({"zero": n}, acts={"batch": ("zero",)}, **{table: SPLIT for table in TABLES[stage]})
+    axis = f"zero{stage}"
 
-    return Strategy(f"zero{stage}", layout, check, cost, SUMMARY[stage])
+    def layout(n: int) -> Layout:
+        return Layout({axis: n}, acts={"batch": (axis,)}, **{table: {"embed": (axis,)} for table in TABLES[stage]})
+
+    return Strategy(axis, layout, check, lambda x: cost(x, axis), SUMMARY[stage])
 
 
 SUMMARY = {
@@ -31,8 +32,9 @@ SUMMARY = {
 }
 
 
-def check(c, seq: int, n: int) -> None:
-    """Refuses a width that n does not divide."""
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses a width that the devices do not divide."""
+    n = asked.devices
     if c.embed % n:
         raise ValueError(
             f"ZeRO splits parameters along embed, and embed {c.embed} cannot be split over {n} devices. "
@@ -40,36 +42,6 @@ def check(c, seq: int, n: int) -> None:
         )
 
 
-def cost(x: Shapes) -> tuple[Collective, ...]:
-    """Parameters with an `embed` axis, m micro-batches:
-
-    stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
-    parameters m gathers backward too (those outside the layers are used once). Stages 2 and 3 move one array a layer, in the type of the arithmetic.
-    Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
-    """
-    found: list[Collective] = []
-    for path, s in x.leaves.items():
-        inside = s.axes[0] == "layer"
-        times = x.micro * (s.shape[0] if inside else 1)
-        array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width
-        if axes := moved(x.layout, "rest", "step", s):
-            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
-        if axes := moved(x.layout, "rest", "grad", s):
-            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and path.endswith("o_bias")):
-            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
-        if axes := moved(x.layout, "step", "live", s):
-            found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and kept_from(path, x) else 0
-            found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
-    return merge([*found, *gradient_sums(x, "zero")])
-
-
-def kept_from(path: str, x: Shapes) -> bool:
-    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all but the last one added."""
-    if not path.endswith("bias"):
-        return True
-    if x.remat == "none" or path.endswith("down_bias"):
-        return False
-    return not (path.endswith("o_bias") and x.parallel)
+def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
+    """What moves between the tables of the layout over this mesh axis (and inner ones), and the sums of what is not split."""
+    return merge([*weight_moves(x, axis), *gradient_sums(x, axis)])

@@ -24,8 +24,20 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
-    parallel = getattr(c, "parallel", False)  # a field of the families that know parallel halves
-    return Shapes(model.specs(c), c, layout, sequences // cut, seq, micro, how.remat, dtype, merged(model, c, layout, how), SUMS, parallel)
+    return Shapes(
+        specs=model.specs(c),
+        config=c,
+        layout=layout,
+        rows=sequences // cut,
+        seq=seq,
+        micro=micro,
+        remat=how.remat,
+        dtype=dtype,
+        merged=merged(model, c, layout, how),
+        sums=SUMS,
+        parallel=model.parallel(c),
+        wide=model.wide(c),
+    )
 
 
 def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
@@ -38,7 +50,7 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """Every collective of one step under a layout's compact spelling, by strategy."""
-    asked = [name for name, n in parse(spelling).items() if n > 1]
+    asked = [name for name, a in parse(spelling).items() if a.devices > 1]
     return merge(c._replace(axes=ordered(x.layout, c.axes)) for name in asked for c in STRATEGIES[name].cost(x))
 
 

@@ -11,7 +11,7 @@ from meshloom.core.spec import count, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
 from meshloom.parallel.base import Collective
-from meshloom.parallel.table import STRATEGIES, parse
+from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.plan.flops import train_flops
 from meshloom.plan.memory import stored, working
@@ -58,12 +58,12 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         Array(path, s.axes, s.shape, lay.shard_shape("rest", s), lay.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize))
         for path, s in named_leaves(specs, is_spec).items()
     )
-    moved = step_cost(" ".join(f"{n}={k}" if n != "sequence" else n for n, k in names.items()), x)
+    moved = step_cost("" if spelling == "one device" else spelling, x)
     tokens = sequences * seq
     return Explained(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
-        layout=tuple((f"{n}={k}", STRATEGIES[n].summary) for n, k in names.items() if k > 1),
+        layout=tuple((spell({n: a}), STRATEGIES[n].summary) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
         stored={"parameters": stored(lay, specs), **{kind: stored(lay, tree) for kind, tree in kept.items()}},

@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from meshloom.models.base import Model
-from meshloom.parallel.table import BESIDE, parse
+from meshloom.parallel.table import devices
 from meshloom.plan.cost import Line
 from meshloom.runner.run import stacks
 
@@ -16,6 +16,7 @@ LAYOUTS = (
     "zero1=8",
     "zero2=8",
     "zero3=8",
+    "zero1=2 zero3=4",
     "tensor=2",
     "tensor=4",
     "tensor=4 sequence",
@@ -128,7 +129,7 @@ def refused(spelling: str, why: str) -> Row:
 
 def needs_devices(layouts: tuple[str, ...]) -> int:
     """Devices that the largest of the layouts takes; of LAYOUTS where none are given."""
-    return max(math.prod(n for name, n in parse(s).items() if name not in BESIDE) for s in layouts or LAYOUTS)
+    return max(devices(s) for s in layouts or LAYOUTS)
 
 
 def tables(rows: list[Row], steps: int) -> list[Any]:

@@ -121,7 +121,7 @@ def unrolled(specs: Tree, layers: int) -> Tree:
     """A model's specs with its stacked layers as a list of single ones."""
 
     def one(s: Spec) -> Spec:
-        return Spec(s.shape[1:], s.axes[1:], s.init, s.dtype, s.used[1:])
+        return dataclasses.replace(s, shape=s.shape[1:], axes=s.axes[1:], used=s.used[1:])
 
     return dataclasses.replace(specs, layers=[jax.tree.map(one, specs.layers, is_leaf=is_spec)] * layers)
 

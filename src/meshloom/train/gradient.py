@@ -33,7 +33,7 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
-        scored = sum_over(jnp.sum(batch.weights), lay.batch)
+        scored = sum_over(jnp.sum(batch.weights), lay.tokens)
         count = jnp.maximum(scored, 1)
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
@@ -42,7 +42,7 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / scale, specs, grads, is_leaf=is_spec)
-        sums = {name: scored if name == "tokens" else sum_over(a, lay.batch) for name, a in sums.items()}
+        sums = {name: scored if name == "tokens" else sum_over(a, lay.tokens) for name, a in sums.items()}
         return grads, sums, global_norm(grads)
 
     if lay.devices == 1:
@@ -55,8 +55,9 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
 def batch_partition(plan: Plan) -> Batch:
     """The PartitionSpecs of a step's batch [micro, batch, seq]; without segments where rows are not packed."""
-    rows = PartitionSpec(None, plan.layout.batch or None)
-    return Batch(rows, rows, rows, rows if plan.packed else None, rows, rows)
+    split, seq = plan.layout.batch or None, plan.layout.acts.get("whole_seq") or None
+    rows = PartitionSpec(None, split, seq)
+    return Batch(rows, rows, rows, rows if plan.packed else None, rows, PartitionSpec(None, split))
 
 
 def batch_shardings(plan: Plan) -> Batch:
@@ -86,7 +87,7 @@ def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
     done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
-    return sum_over(g, tuple(a for a in (*lay.batch, *parts(lay, s.axes)) if a not in done))
+    return sum_over(g, tuple(a for a in (*lay.tokens, *parts(lay, s.axes)) if a not in done))
 
 
 def global_norm(grads: Tree) -> jax.Array:
