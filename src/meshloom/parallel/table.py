@@ -9,12 +9,16 @@ from meshloom.parallel.base import Asked, Strategy, divisors
 from meshloom.parallel.data import DATA
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
+from meshloom.parallel.tensor2d import TENSOR2D
+from meshloom.parallel.tensor25d import TENSOR25D
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR, SEQUENCE)}
+STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
 """Strategies that may be nested in this order, each inside the one before."""
+MATRICES = ("tensor", "tensor2d", "tensor25d", "tensor3d")
+"""Ways to split the matrices themselves: a layout has one."""
 
 
 def parse(spelling: str) -> dict[str, Asked]:
@@ -37,6 +41,9 @@ def parse(spelling: str) -> dict[str, Asked]:
             f"Layout '{spelling}' has {' outside '.join(stages)}: what the inner stage keeps whole, the outer one could not split. "
             f"Of several ZeRO stages the lowest stands outside. Write '{right}', or give each the other's devices."
         )
+    ways = [name for name in asked if name in MATRICES]
+    if len(ways) > 1:
+        raise ValueError(f"Layout '{spelling}' asks for {' and '.join(ways)}, which all split the matrices. Choose one, with more devices.")
     for name in asked:
         other = STRATEGIES[name].beside
         if other and other not in asked:
