@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_policies
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
+from meshloom.core.summa import PRODUCT
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model
 
@@ -40,7 +41,8 @@ def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
 def _products(gathered: frozenset[str]) -> Callable[..., bool]:
     """Keeps the results of matrix products with weights, and of the sums over devices behind them."""
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
-    return lambda prim, *args, **params: prim.name in SUMS or dots(prim, *args, **params)
+    named = lambda prim, params: prim.name == "name" and params["name"] == PRODUCT
+    return lambda prim, *args, **params: prim.name in SUMS or named(prim, params) or dots(prim, *args, **params)
 
 
 def _names(axes: Any) -> tuple[str, ...]:
