@@ -59,6 +59,16 @@ class Layout:
         return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
+    def ring(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence inside attention too: keys and values go around them."""
+        return self.acts.get("attend_seq", ())
+
+    @property
+    def exchange(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence outside attention and heads inside it."""
+        return tuple(a for a in self.acts.get("whole_seq", ()) if a not in self.ring)
+
+    @property
     def work(self) -> tuple[str, ...]:
         """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))

@@ -15,6 +15,7 @@ AXES = {
     "b": "batch",
     "t": "seq",
     "T": "whole_seq",
+    "s": "attend_seq",
     "d": "embed",
     "f": "ffn",
     "h": "heads",
@@ -24,7 +25,8 @@ AXES = {
     "l": "layer",
     "p": "position",
 }
-"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP."""
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that of a layer's matrices,
+`attend_seq` that inside attention, whose heads may be split further in exchange."""
 
 
 class Init(NamedTuple):
