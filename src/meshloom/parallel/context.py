@@ -47,7 +47,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     rows: the documents' numbers, once."""
     lay = x.layout
     ring, many = lay.size(lay.ring), lay.size(lay.exchange)
-    array = x.rows * x.seq * many * x.config.head * _kv_heads(x)
+    array = x.rows // lay.size(lay.inner) * x.seq * many * x.config.head * _kv_heads(x)
     half, found = x.seq * many // 2, []
     for window in x.windows:
         hops = len(steps(ring, half, window))

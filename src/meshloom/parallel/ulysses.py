@@ -49,7 +49,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     axes, layers = lay.exchange, x.config.layers
     tensor, n = lay.size(lay.acts.get("heads", ())), lay.size(axes)
     kv = repeated(needed_heads(c.heads, c.kv_heads, tensor, bool(lay.acts.get("kv_heads"))), n)
-    size = 2 * (c.heads // tensor + kv) * x.rows * x.seq * c.head * x.width
+    size = 2 * (c.heads // tensor + kv) * x.rows // lay.size(lay.inner) * x.seq * c.head * x.width
     again = layers if x.remat != "none" else 0
     found = [
         Collective("all-to-all", axes, 4 * x.micro * times, x.micro * times * size, why)
