@@ -11,9 +11,21 @@ from meshloom.plan.cost import step_cost, wire_bytes
 
 BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
 """Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = ("parameters", "the embedding", "into", "", "recomputed", "out of", "the head", "the loss")
+ORDER = ("parameters", "the embedding", "statistics", "into", "", "recomputed", "out of", "the head", "the loss")
 """Words of reasons in the order of the forward pass; "" is any other."""
-BACK = ("the head", "parameters", "recomputed", "out of", "", "into", "the embedding", "gradients", "sums", "the gradient's norm")
+BACK = (
+    "the head",
+    "parameters",
+    "recomputed",
+    "out of",
+    "",
+    "into",
+    "statistics",
+    "the embedding",
+    "gradients",
+    "sums",
+    "the gradient's norm",
+)
 """The same, backward."""
 
 
