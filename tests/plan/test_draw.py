@@ -119,6 +119,8 @@ def test_the_mesh_is_explained() -> None:
     assert zero.said == "splits embed (rest, step, grad); batch (acts)"
     assert tensor.said == "splits heads, kv_heads, ffn, vocab (always); seq (acts)"
     assert "sequence is split" in tensor.what and d.devices == 8
+    rows, cols = drawn("tensor2d=2x2").axes
+    assert (rows.asked, cols.asked) == ("tensor2d=2x2",) * 2 and "matrices" in rows.what and cols.what == ""
 
 
 def test_refuses_a_device_that_is_not_there() -> None:

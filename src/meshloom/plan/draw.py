@@ -44,7 +44,8 @@ MOST = 16
 
 
 class MeshAxis(NamedTuple):
-    """One axis of the mesh. asked: the word that asked for it. what: that strategy, in a phrase. splits: names -> the tables that split them."""
+    """One axis of the mesh. asked: the words that asked for it. what: these strategies, in a phrase ("" where the axis
+    before it says the same). splits: names -> the tables that split them."""
 
     name: str
     size: int
@@ -168,7 +169,9 @@ def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
             for axis, over in getattr(lay, table).items():
                 if name in over:
                     splits[axis] = (*splits.get(axis, ()), table)
-        found.append(MeshAxis(name, devices, " ".join(words), "; ".join(phrases), splits))
+        what = "; ".join(phrases)
+        said = found and (found[-1].asked, found[-1].what or what) == (" ".join(words), what)
+        found.append(MeshAxis(name, devices, " ".join(words), "" if said else what, splits))
     return tuple(found)
 
 

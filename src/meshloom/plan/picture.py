@@ -70,7 +70,7 @@ def _lines(said: str, room: float, size: float) -> list[str]:
             lines.append(word)
         else:
             lines[-1] = longer
-    return lines
+    return [line for line in lines if line]
 
 
 def _extent(d: Drawing, axes: list[str]) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def _device(p: Page, d: Drawing, place: dict[str, int | None], x: float, y: floa
     number = 0
     for axis, size in d.sizes.items():
         number = number * size + (place[axis] or 0)
-    box(p, x, y, WIDE, HIGH, OWN if number == d.device else "white", INK if number == d.device else LINE, 1.2, f"device {number}")
+    box(p, x, y, WIDE, HIGH, OWN if number == d.device else "white", INK if number == d.device else LINE, 1.2, f"device-{number}")
     text(p, x + WIDE / 2, y + 14, str(number), 13, INK, at="center", bold=True)
     said = [(str(at), p.colours[axis]) for axis, at in place.items()]
     words(p, x + WIDE / 2, y + 28, said, 10, at="center", mono=True, room=WIDE - 4)
