@@ -83,7 +83,7 @@ def test_activations_are_cut_as_their_table_says(spelling: str) -> None:
     d, (_, c) = drawn(spelling), config("llama", layers=3)
     lay = build(spelling, c, 16, "gpu")
     acts = {held.paths[0]: held for held in d.acts}
-    rows = 64 // 2 // lay.size(lay.batch)
+    rows = 64 // lay.size(lay.batch)
     assert acts["tokens"].parts[0].shape == (rows, 16) and acts["tokens"].parts[0].bytes == rows * 16 * 4
     assert acts["residual stream"].parts[0].shape == (rows, 16 // lay.size(lay.acts.get("seq", ())), 32)
     assert acts["queries"].parts[0].shape == (rows, 16, 8 // lay.size(lay.acts.get("heads", ())), 8)

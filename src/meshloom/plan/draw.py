@@ -17,7 +17,7 @@ from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.explain import size
-from meshloom.plan.traffic import Traffic, traffic
+from meshloom.plan.traffic import ShapesOf, Traffic, traffic
 
 MOMENTS = {
     "rest": "between steps, fp32",
@@ -120,21 +120,24 @@ class Drawing(NamedTuple):
         return math.prod(self.sizes.values())
 
 
-def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str, Tree], device: int = 0) -> Drawing:
-    """What to show of a layout.  x: shapes of the step.  seq: tokens of a whole sequence.  kept: kind -> specs stored beside the parameters.
-    device: whose part is shown.  Raises ValueError where the mesh has no such device, or a size does not divide."""
-    lay, c = x.layout, x.config
+def drawing(
+    model: Model, c: Any, spelling: str, of: ShapesOf, micro: int, seq: int, kept: Mapping[str, Tree], device: int = 0
+) -> Drawing:  # fmt: skip
+    """What to show of a layout.  of: the shapes of a step.  micro: its micro-batches.  seq: tokens of a whole sequence.  kept: kind -> specs
+    stored beside the parameters.  device: whose part is shown.  Raises ValueError where the mesh has none such, or a size does not divide."""
+    x = of(c, micro)
+    lay = x.layout
     if not 0 <= device < lay.devices:
         raise ValueError(
             f"There is no device {device}: this layout has {lay.devices}, counted from 0. Use --device 0 to {lay.devices - 1}."
         )
     place = coordinates(lay.sizes, device)
     weights, others = arrays(x, place, kept)
-    micro = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
+    cut = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
     return Drawing(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         spelling=spell(parse(spelling)),
-        how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {micro}, {x.dtype}, remat {x.remat}, {lay.platform}",
+        how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {cut}, {x.dtype}, remat {x.remat}, {lay.platform}",
         sizes=lay.sizes,
         axes=mesh_axes(spelling, lay),
         device=device,
@@ -142,7 +145,7 @@ def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str,
         weights=weights,
         kept=others,
         acts=activations(x, seq, place),
-        traffic=traffic(model, spelling, x),
+        traffic=traffic(model, c, spelling, of, micro),
     )
 
 
