@@ -30,7 +30,7 @@ MOMENTS = {
 ACTIVATIONS = {
     "tokens": ("batch whole_seq", "int32"),
     "residual stream": ("batch seq embed", ""),
-    "input of a layer's half": ("work_batch whole_seq whole_embed", ""),
+    "input of a layer's half": ("batch whole_seq whole_embed", ""),
     "queries": ("work_batch whole_seq heads head", ""),
     "keys, values": ("work_batch whole_seq kv_heads head", ""),
     "inside the MLP": ("work_batch whole_seq ffn", ""),
@@ -38,7 +38,7 @@ ACTIVATIONS = {
 }
 """What a step computes -> its axes, and its type where that is not the arithmetic's."""
 INSIDE = {"work_batch": "batch", "whole_embed": "embed"}
-"""Names of axes inside a layer -> those outside, which are shown where a layout cuts both alike."""
+"""Names of axes inside a layer -> those outside, whose sizes they have; these are shown where a layout cuts both alike."""
 MOST = 16
 """Devices that are all drawn; of larger meshes the first few along each axis and the last."""
 
@@ -184,14 +184,16 @@ def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cu
     lay.shard_shape(table, s)
     for name, whole in zip(s.axes, s.shape):
         over = split(lay, name, table)
-        found.append(Cut(name, whole, over, lay.size(over), piece(lay.sizes, over, place)))
+        found.append(Cut("embed" if name == "whole_embed" else name, whole, over, lay.size(over), piece(lay.sizes, over, place)))
     return tuple(found)
 
 
 def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
-    """The mesh axes that split an axis under a table. Rows inside a layer are split as everywhere, and over `lay.inner` besides."""
-    inside = lay.batch if name == "work_batch" else ()
-    return (*inside, *getattr(lay, table).get(name, ()))
+    """The mesh axes that split an axis under a table. Rows inside a layer are split as everywhere, and over `lay.inner` besides; embed there only
+    where the weights that it meets are split too."""
+    if name == "whole_embed":
+        return tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ()))
+    return (*(lay.batch if name == "work_batch" else ()), *getattr(lay, table).get(name, ()))
 
 
 def piece(sizes: Mapping[str, int], over: tuple[str, ...], place: Mapping[str, int]) -> int:
@@ -262,7 +264,8 @@ def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ..
     for name, (axes, dtype) in ACTIVATIONS.items():
         if all(axis in sizes for axis in axes.split()):
             s = spec(sizes, " ".join(plain.get(axis, axis) for axis in axes.split()))
-            found.append(Held((name,), s.axes, s.shape, (_activation(x, s, place, dtype or x.dtype),)))
+            one = _activation(x, s, place, dtype or x.dtype)
+            found.append(Held((name,), tuple(cut.name for cut in one.cuts), s.shape, (one,)))
     return tuple(found)
 
 
