@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from pydantic import Field, model_validator
@@ -16,6 +16,9 @@ from meshloom.core.tree import Tree, pytree
 
 class ModelConfig(Section):
     """Sizes and constants that every family has. A family adds its own."""
+
+    mixing: ClassVar[str] = "attention"
+    """What mixes tokens in the family's blocks: "attention" is `models.attention.attend`. A layer of another name is refused where the sequence is split."""
 
     layers: int = Field(ge=1)
     """Blocks."""
@@ -139,6 +142,7 @@ class Ctx:
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
     training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
     """
 
     segments: jax.Array
@@ -149,6 +153,7 @@ class Ctx:
     layer: jax.Array | int
     cache: KV | None
     slots: Slots | None
+    documents: jax.Array | None = None
 
 
 def context(batch: Batch, key: jax.Array | None) -> Ctx:

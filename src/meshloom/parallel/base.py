@@ -29,10 +29,11 @@ class Collective(NamedTuple):
 class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
-    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
-    micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
+    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
     objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
+    windows: of each layer (None: none). packed: whether rows hold several documents.
     """
 
     specs: Tree
@@ -47,6 +48,8 @@ class Shapes(NamedTuple):
     sums: int
     parallel: bool
     wide: int
+    windows: tuple[int | None, ...]
+    packed: bool
 
     @property
     def width(self) -> int:
@@ -85,6 +88,10 @@ class Asked(NamedTuple):
         return math.prod(self.sizes)
 
 
+def fits_always(c: Any, seq: int, lay: Layout) -> None:
+    """The `fits` of a strategy that no other one can get in the way of."""
+
+
 def one_axis(n: int) -> tuple[int]:
     """The sizes of a strategy with one mesh axis."""
     return (n,)
@@ -96,7 +103,8 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. beside: the strategy whose devices this one uses instead of a number of its own.
+    options: option -> what it does, in a phrase. fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what
+    `check` cannot know of a product. beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
@@ -107,6 +115,7 @@ class Strategy(NamedTuple):
     sizes: Callable[[int], tuple[int, ...]] = one_axis
     axes: int = 1
     options: Mapping[str, str] = {}
+    fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
 
 
