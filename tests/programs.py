@@ -28,6 +28,11 @@ FAMILIES = {
     "llama_plain": dict(kv_heads=8),
     "gpt2": {},
     "neox": {},
+    "moe": dict(kv_heads=2, head=8, qk_norm=True, experts=8, top=2, expert_ffn=24, balance_loss=0.02, router_z_loss=1e-3),
+    "moe_mixed": dict(
+        **dict(kv_heads=2, head=8, experts=8, top=2, expert_ffn=24, layers=4, moe_layers=(False, True, False, True), tied=False),
+        **dict(balance="sequence", balance_loss=0.02, capacity=1.0, score="sigmoid", bias=True, bias_rate=0.1, shared=1),
+    ),
 }
 
 

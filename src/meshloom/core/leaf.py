@@ -76,7 +76,7 @@ def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | No
     return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
 
 
-INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))
+INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 

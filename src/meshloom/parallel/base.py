@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
     micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
+    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
     """
 
     specs: Tree
@@ -47,11 +47,16 @@ class Shapes(NamedTuple):
     sums: int
     parallel: bool
     wide: int
+    told: tuple[int, int] = (0, 0)
 
     @property
     def width(self) -> int:
         """Bytes of one number of the arithmetic."""
         return jnp.dtype(self.dtype).itemsize
+
+    def width_of(self, s: Spec) -> int:
+        """Bytes of one number of a parameter in a step."""
+        return jnp.dtype(s.dtype).itemsize if s.exact else self.width
 
     @property
     def residual(self) -> int:
@@ -96,7 +101,8 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. beside: the strategy whose devices this one uses instead of a number of its own.
+    options: option -> what it does, in a phrase. finish: option -> what it makes of the
+    whole layout, once all strategies are in it. beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
@@ -108,6 +114,7 @@ class Strategy(NamedTuple):
     axes: int = 1
     options: Mapping[str, str] = {}
     beside: str = ""
+    finish: Mapping[str, Callable[[Layout], Layout]] = {}
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
@@ -125,6 +132,9 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
+    everywhere, work = (ordered(x.layout, axes) for axes in ((*x.layout.tokens, *x.layout.work), x.layout.work))
+    for axes, n, why in ((everywhere, x.told[0], "the routers' load"), (work, x.told[1], "the routers' probabilities")):
+        found.append(Collective("all-reduce", axes, x.micro if n else 0, x.micro * 4 * n, why))
     if x.layout.tokens:
         found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}

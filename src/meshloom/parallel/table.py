@@ -7,11 +7,12 @@ from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
 from meshloom.parallel.base import Asked, Strategy
 from meshloom.parallel.data import DATA
+from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR, SEQUENCE)}
+STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
 
 
@@ -92,6 +93,9 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
             STRATEGIES[name].check(c, seq, asked)
             options = {name: asked.options} if asked.options else {}
             layout = layout | STRATEGIES[name].layout(*asked.sizes) | Layout(options=options)
+    for name, options in layout.options.items():
+        for option in options:
+            layout = STRATEGIES[name].finish.get(option, lambda same: same)(layout)
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
 

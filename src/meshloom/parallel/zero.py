@@ -54,9 +54,9 @@ def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
     for s in x.leaves.values():
         inside = s.axes[0] == "layer"
         times = x.micro * (s.shape[0] if inside else 1)
-        array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width
+        array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width_of(s)
         if axes := moved(x.layout, "rest", "step", s):
-            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
+            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width_of(s), "parameters, once a step"))
         if axes := moved(x.layout, "rest", "grad", s):
             found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
         if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and s.role == "ends first half"):

@@ -24,6 +24,7 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
+    told = model.told(c)
     return Shapes(
         specs=model.specs(c),
         config=c,
@@ -34,7 +35,8 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         remat=how.remat,
         dtype=dtype,
         merged=merged(model, c, layout, how),
-        sums=SUMS,
+        sums=SUMS + told[2],
+        told=told[:2],
         parallel=model.parallel(c),
         wide=model.wide(c),
     )

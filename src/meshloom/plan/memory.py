@@ -44,8 +44,8 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
     """
     lay, leaves = x.layout, x.leaves.items()
     one = lambda path, s: s.shape[0] if s.axes[0] == "layer" and moved(lay, "step", "live", s) else 1
-    copied = {path: s for path, s in leaves if x.dtype != s.dtype or moved(lay, "rest", "live", s)}
-    weights = sum(x.elements("live", s) // one(path, s) * x.width for path, s in copied.items())
+    copied = {path: s for path, s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "live", s)}
+    weights = sum(x.elements("live", s) // one(path, s) * x.width_of(s) for path, s in copied.items())
     gradients = sum(x.elements("grad", s) * 4 for _, s in leaves)
     tokens = x.rows * x.seq
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
