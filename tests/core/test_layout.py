@@ -26,6 +26,15 @@ def test_an_axis_split_by_both_is_split_by_one_after_the_other() -> None:
     assert (ZERO | ZERO).acts == ZERO.acts
 
 
+def test_what_splits_an_axis_longest_comes_first() -> None:
+    outer = Layout({"a": 2}, rest={"embed": ("a",)}, acts={"batch": ("a",)})
+    inner = Layout({"b": 2}, rest={"embed": ("b",)}, grad={"embed": ("b",)}, acts={"batch": ("b",)})
+    work = Layout({"c": 2}, **{t: {"embed": ("c",)} for t in ("rest", "grad", "step", "live")})
+    both = outer | inner | work
+    assert both.rest["embed"] == ("c", "b", "a") and both.grad["embed"] == ("c", "b") and both.batch == ("a", "b")
+    assert both.gathered("rest", "grad", ("embed",)) == (0, ("a",)) and both.gathered("grad", "step", ("embed",)) == (0, ("b",))
+
+
 def test_rows_are_rounded_up_to_equal_shares() -> None:
     assert [(Layout({"data": 4}, acts={"batch": ("data",)})).even(n) for n in (1, 4, 5)] == [4, 4, 8] and ONE_DEVICE.even(5) == 5
 

@@ -10,6 +10,8 @@ from meshloom.core.spec import Spec
 
 Table = Mapping[str, tuple[str, ...]]
 TABLES = ("rest", "step", "live", "grad", "acts")
+KEPT = ("live", "step", "grad", "rest")
+"""The tables of parameters, from the fewest splits to the most: what splits a parameter in one of them splits it in the later ones too."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,16 @@ class Layout:
     """Strategy -> the options of its spelling, where it has any."""
 
     def __or__(self, other: "Layout") -> "Layout":
-        """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused."""
+        """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused.
+
+        Of a parameter's axis, the mesh axes that split it longest come first, so that what one table's devices gather is one part under the next.
+        """
         sizes = dict(self.sizes)
         for name, size in other.sizes.items():
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
-        return Layout(
-            sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform, {**self.options, **other.options}
-        )
+        tables = {t: _union(getattr(self, t), getattr(other, t)) for t in TABLES}
+        return Layout(sizes, platform=self.platform, options={**self.options, **other.options}, **{**tables, **_nested(tables)})
 
     @property
     def devices(self) -> int:
@@ -123,6 +127,12 @@ class Layout:
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
     """Both tables; where both split an axis, a's mesh axes come first. A mesh axis named by both is kept once."""
     return {name: tuple(dict.fromkeys((*a.get(name, ()), *b.get(name, ())))) for name in dict.fromkeys((*a, *b))}
+
+
+def _nested(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables of parameters with each axis split first by the mesh axes that split it in most tables."""
+    leaves = lambda name, mesh_axis: sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
+    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in KEPT}
 
 
 ONE_DEVICE = Layout()

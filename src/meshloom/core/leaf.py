@@ -65,15 +65,16 @@ def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
 
 
 def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
-    """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
-    gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
-    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered."""
-    dim, gathered = lay.gathered("grad", "live", axes)
-    if not gathered:
+    """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
+    (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
+    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that split w and not the result."""
+    dim, split = lay.gathered("grad", "live", axes)
+    if not split:
         return w
-    if whole is not None:
-        return _already_whole(gathered, dim, w, whole)
-    return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
+    _, gathered = lay.gathered("step", "live", axes)
+    have = w if whole is None else whole
+    full = lax.all_gather(_after(have, when), gathered, axis=dim, tiled=True) if gathered else have
+    return full if whole is None else _already_whole(split, dim, w, full)
 
 
 INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))

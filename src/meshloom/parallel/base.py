@@ -43,7 +43,7 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: int
+    merged: Mapping[str, int]
     sums: int
     parallel: bool
     wide: int
@@ -57,6 +57,10 @@ class Shapes(NamedTuple):
     def width_of(self, s: Spec) -> int:
         """Bytes of one number of a parameter in a step."""
         return jnp.dtype(s.dtype).itemsize if s.exact else self.width
+
+    def merged_in(self, path: str) -> int:
+        """`merged` of the stack of layers that a parameter is in."""
+        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
 
     @property
     def residual(self) -> int:
@@ -122,13 +126,54 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     return layout.gathered(before, after, s.axes)[1]
 
 
+def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The gathers of parameters and the scatters of their gradients between the tables of a layout whose outermost mesh axis is `owner`.
+
+    Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
+    Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
+    from `live` to `grad`. Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    """
+    found: list[Collective] = []
+    for path, s in x.leaves.items():
+        inside = s.axes[0] == "layer"
+        layers = s.shape[0] if inside else 1
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width_of(s)
+        for before, after in (("rest", "grad"), ("grad", "step")):
+            axes = moved(x.layout, before, after, s)
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width_of(s), "parameters, once a step"))
+        axes = moved(x.layout, "rest", "grad", s)
+        found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not (x.twins and s.role == "ends first half"):
+            axes = moved(x.layout, "grad", "live", s)
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        axes = moved(x.layout, "step", "live", s)
+        again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
+        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after."""
+    again = {
+        "factor": True,
+        "added": x.remat != "none",
+        "ends first half": x.remat != "none" and not x.parallel,
+        "ends layer": False,
+        "settled": True,
+    }
+    return again[s.role]
+
+
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
     A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
-    for s in x.leaves.values():
+    for s in (s for s in x.leaves.values() if s.role != "settled"):
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))

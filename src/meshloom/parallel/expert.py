@@ -35,7 +35,9 @@ def check(c, seq: int, asked: Asked) -> None:
     """Refuses a model without experts, and experts that the devices do not divide."""
     n, experts = asked.devices, getattr(c, "experts", 0)
     if not experts:
-        raise ValueError(f"expert={n} splits experts, and this model has none. Use data={n} or zero3={n}, or a family with experts (model.family: moe).")
+        raise ValueError(
+            f"expert={n} splits experts, and this model has none. Use data={n} or zero3={n}, or a family with experts (model.family: moe)."
+        )
     if experts % n:
         raise ValueError(f"{experts} experts cannot be split over expert={n} devices. Use expert= one of {divisors(experts)}.")
 

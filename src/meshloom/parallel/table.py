@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
-from meshloom.parallel.base import Asked, Strategy
+from meshloom.parallel.base import Asked, Strategy, divisors
 from meshloom.parallel.data import DATA
 from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
@@ -14,6 +14,8 @@ from meshloom.parallel.zero import strategy as zero
 
 STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
+STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
+"""Strategies that may be nested in this order, each inside the one before."""
 
 
 def parse(spelling: str) -> dict[str, Asked]:
@@ -29,9 +31,13 @@ def parse(spelling: str) -> dict[str, Asked]:
         if name in asked:
             raise ValueError(f"'{name}' stands twice in layout '{spelling}'. Give it once.")
         asked[name] = _word(STRATEGIES[name], word, spelling)
-    stages = [name for name in asked if name.startswith("zero")]
-    if len(stages) > 1:
-        raise ValueError(f"Layout '{spelling}' asks for {' and '.join(stages)}. Choose one ZeRO stage.")
+    stages = [name for name in asked if name in STAGES]
+    if stages != sorted(stages):
+        right = " ".join(_spelled(name, asked[name]) for name in sorted(stages))
+        raise ValueError(
+            f"Layout '{spelling}' has {' outside '.join(stages)}: what the inner stage keeps whole, the outer one could not split. "
+            f"Of several ZeRO stages the lowest stands outside. Write '{right}', or give each the other's devices."
+        )
     for name in asked:
         other = STRATEGIES[name].beside
         if other and other not in asked:
@@ -96,6 +102,12 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
     for name, options in layout.options.items():
         for option in options:
             layout = STRATEGIES[name].finish.get(option, lambda same: same)(layout)
+    over = layout.rest.get("embed", ())
+    if c.embed % layout.size(over):
+        by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
+        raise ValueError(
+            f"embed {c.embed} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(c.embed)}."
+        )
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
 

@@ -42,12 +42,14 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
     )
 
 
-def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
-    """Layers whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer (its
-    compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
-    if layout.platform != "cpu":
-        return 0
-    return sum(len(s.unit) * s.repeat for s in stacks(model.kinds(c)) if how.runner == "unroll" or s.repeat == 1)
+def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
+    """Layers, by stack, whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer
+    (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
+    found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
+    for s in stacks(model.kinds(c)) if layout.platform == "cpu" else ():
+        for kind in s.unit:
+            found[kind.stack] += s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
+    return found
 
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:

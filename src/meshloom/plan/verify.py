@@ -17,6 +17,7 @@ LAYOUTS = (
     "zero1=8",
     "zero2=8",
     "zero3=8",
+    "zero1=2 zero3=4",
     "tensor=2",
     "tensor=4",
     "tensor=4 sequence",
