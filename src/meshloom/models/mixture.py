@@ -146,6 +146,7 @@ class Told:
 
 def mixture(c: MixtureConfig, lay: Layout, w: Mixture, x: Array, ctx: Ctx) -> tuple[Array, Told]:
     """x: (batch whole_seq embed) -> (batch seq embed), and what the router says. Padding (segment 0) goes to no expert."""
+    _check_inside(lay)
     batch, seq, embed = x.shape
     flat = x.reshape(-1, embed)
     valid = jnp.ones(batch * seq, bool) if ctx.segments is None else ctx.segments.reshape(-1) > 0
@@ -164,7 +165,7 @@ def mixture(c: MixtureConfig, lay: Layout, w: Mixture, x: Array, ctx: Ctx) -> tu
         y = _beside(w, flat, y)
     counts = jnp.append(route.load(choice, c.experts), dropped)
     parts = jnp.concatenate([choice.probs.sum(0), jnp.stack([jnp.square(choice.logsum).sum(), _by_sequence(c, lay, choice, batch)])])
-    return add_up(lay, y.reshape(x.shape), "t", "btd", summed(lay)), Told(counts, parts)
+    return add_up(lay, y.reshape(x.shape), "bT", "btd", summed(lay)), Told(counts, parts)
 
 
 def _scores(x: Array, w: Array) -> Array:
@@ -194,6 +195,14 @@ def _by_sequence(c: MixtureConfig, lay: Layout, choice: route.Choice, batch: int
 def summed(lay: Layout) -> tuple[str, ...]:
     """Mesh axes over which a mixture's results are partial sums: those that split the experts' width, or experts aside."""
     return tuple(dict.fromkeys((*lay.acts.get("expert_ffn", ()), *exchange.aside(lay))))
+
+
+def _check_inside(lay: Layout) -> None:
+    """Refuses a layout whose layers have rows or embed split inside: a router needs whole tokens, and an exchange those of its own device."""
+    if axes := (*lay.inner, *lay.live.get("embed", ())):
+        raise ValueError(
+            f"Experts inside a layer that {' x '.join(dict.fromkeys(axes))} split (tensor3d) are not implemented. Use tensor or tensor2d."
+        )
 
 
 def _check_whole(lay: Layout) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
-from meshloom.core.spec import ONES, Spec, stack
+from meshloom.core.spec import Spec, stack
 from meshloom.core.tree import Tree, pytree
 from meshloom.models import moe_hf
 from meshloom.models.attention import Attention, attend
@@ -88,7 +88,7 @@ class Moe:
 
 def specs(c: Config) -> Moe:
     """The Specs of the model."""
-    table, norm = c.spec("vocab embed"), c.spec("embed", ONES)
+    table, norm = c.spec("vocab embed"), c.gain("embed")
     attn = Attention.specs(c, c.qkv_bias, c.o_bias, c.qk_norm)
     dense, sparse = (Block(attn, mlp, norm, norm) for mlp in (GatedMlp.specs(c), Mixture.specs(c)))
     return Moe(table, stacked(c, dense, sparse), norm, None if c.tied else table)
@@ -107,13 +107,13 @@ def kinds(c: Config) -> tuple[Kind, ...]:
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + experts or MLP (norm(.)).  x: (batch seq embed) -> same.  Source: Mixtral, arXiv 2401.04088."""
-    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps)), ctx)
+    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps, lay.stream)), ctx)
     return half(c, lay, kind, w, x + drop(c, lay, y, ctx, "attention/out"), dataclasses.replace(ctx, cache=cache), ctx)
 
 
 def half(c: MixtureConfig, lay: Layout, kind: Kind, w: Any, x: jax.Array, out: Ctx, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """A layer's second half: its kind's MLP.  ctx: as the layer was given it.  out: as it will be returned."""
-    inside = put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps))
+    inside = put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps, lay.stream))
     if kind.stack == "sparse":
         y, said = mixture(c, lay, w.mlp, inside, ctx)
         out = dataclasses.replace(out, told=said)
@@ -124,7 +124,7 @@ def half(c: MixtureConfig, lay: Layout, kind: Kind, w: Any, x: jax.Array, out: C
 
 def final(c: Config, lay: Layout, w: Moe, x: jax.Array) -> jax.Array:
     """The last norm."""
-    return rms_norm(x, w.norm, c.norm_eps)
+    return rms_norm(x, w.norm, c.norm_eps, lay.stream)
 
 
 def wide(c: MixtureConfig) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 
@@ -131,7 +131,7 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
 
     Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
     Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
-    from `live` to `grad`. Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    from `live` to `grad`.
     """
     found: list[Collective] = []
     for path, s in x.leaves.items():
@@ -141,9 +141,10 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         for before, after in (("rest", "grad"), ("grad", "step")):
             axes = moved(x.layout, before, after, s)
             found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width_of(s), "parameters, once a step"))
-        axes = moved(x.layout, "rest", "grad", s)
-        found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if not (x.twins and s.role == "ends first half"):
+        if not (twin(s, x) and x.micro == 1):
+            axes = moved(x.layout, "rest", "grad", s)
+            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not twin(s, x):
             axes = moved(x.layout, "grad", "live", s)
             found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
         axes = moved(x.layout, "step", "live", s)
@@ -154,26 +155,15 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
     return merge(c for c in ours if c.axes and c.axes[0] == owner)
 
 
-def needed_again(s: Spec, x: Shapes) -> bool:
-    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all that something comes after."""
-    again = {
-        "factor": True,
-        "added": x.remat != "none",
-        "ends first half": x.remat != "none" and not x.parallel,
-        "ends layer": False,
-        "settled": True,
-    }
-    return again[s.role]
-
-
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
     A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
     """
     found: list[Collective] = []
-    for s in (s for s in x.leaves.values() if s.role != "settled"):
+    for s in x.leaves.values():
+        if s.role == "settled" or (twin(s, x) and x.micro == 1):
+            continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
@@ -181,10 +171,27 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     for axes, n, why in ((everywhere, x.told[0], "the routers' load"), (work, x.told[1], "the routers' probabilities")):
         found.append(Collective("all-reduce", axes, x.micro if n else 0, x.micro * 4 * n, why))
     if x.layout.tokens:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
+        # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
+        for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
+            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
     splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def twin(s: Spec, x: Shapes) -> bool:
+    """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
+    (What micro-batches have added up is no longer known to be the same.)"""
+    return x.twins and s.role == "ends first half"
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after. What was cut to a part of the residual stream's embed is kept where anything is."""
+    if x.remat == "none" and split_embed(x.layout) and beside_stream(s.axes):
+        return False
+    unless = {"added": x.remat != "none", "ends first half": x.remat != "none" and not x.parallel, "ends layer": False}
+    return unless.get(s.role, True)
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

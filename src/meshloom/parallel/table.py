@@ -10,12 +10,16 @@ from meshloom.parallel.data import DATA
 from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
+from meshloom.parallel.tensor2d import TENSOR2D
+from meshloom.parallel.tensor25d import TENSOR25D
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR, SEQUENCE)}
+STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
 """Strategies that may be nested in this order, each inside the one before."""
+MATRICES = ("tensor", "tensor2d", "tensor25d", "tensor3d")
+"""Ways to split the matrices themselves: a layout has one."""
 
 
 def parse(spelling: str) -> dict[str, Asked]:
@@ -38,6 +42,9 @@ def parse(spelling: str) -> dict[str, Asked]:
             f"Layout '{spelling}' has {' outside '.join(stages)}: what the inner stage keeps whole, the outer one could not split. "
             f"Of several ZeRO stages the lowest stands outside. Write '{right}', or give each the other's devices."
         )
+    ways = [name for name in asked if name in MATRICES]
+    if len(ways) > 1:
+        raise ValueError(f"Layout '{spelling}' asks for {' and '.join(ways)}, which all split the matrices. Choose one, with more devices.")
     for name in asked:
         other = STRATEGIES[name].beside
         if other and other not in asked:
@@ -102,14 +109,27 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
     for name, options in layout.options.items():
         for option in options:
             layout = STRATEGIES[name].finish.get(option, lambda same: same)(layout)
-    over = layout.rest.get("embed", ())
-    if c.embed % layout.size(over):
-        by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
-        raise ValueError(
-            f"embed {c.embed} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(c.embed)}."
-        )
+    for name, said, size in split_by_several(c):
+        over = layout.rest.get(name, ())
+        if size % layout.size(over):
+            by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
+            raise ValueError(
+                f"{said} {size} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(size)}."
+            )
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
+
+
+def split_by_several(c) -> tuple[tuple[str, str, int], ...]:
+    """Sizes that no one strategy can check, since several may split them: axis, what it is called, size."""
+    found = [("embed", "embed", c.embed)]
+    if getattr(c, "experts", 0):
+        found += [
+            ("expert", "experts", c.experts),
+            ("expert_ffn", "expert_ffn", c.expert_ffn),
+            ("ffn", "the width of the MLP beside the experts", c.beside),
+        ]
+    return tuple(found)
 
 
 def default(devices: int, c) -> str:

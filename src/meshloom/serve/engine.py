@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import dot
+from meshloom.core.leaf import dot, put, whole_embed
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, pytree
@@ -77,7 +77,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
     one_layer = unrolled(model, c)
     rows, scalar = PartitionSpec(lay.batch or None), PartitionSpec()
     weights = partitions(lay, "step", one_layer)
-    kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.size(lay.batch), 1, dtype), is_leaf=is_spec)
+    kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.even(1), 1, dtype), is_leaf=is_spec)
     state = State([kv] * c.layers, Slots(scalar, rows, rows), *[rows] * 7, scalar)
 
     def spread(local: Callable, inputs: tuple, outputs: Any) -> Callable:
@@ -140,9 +140,9 @@ def _forward(
     model, c, lay, _ = bound
     ctx = Ctx(segments, positions, None, jnp.zeros(tokens.shape[0], jnp.int32), None, 0, cache, slots)
     x, outer, cache, _ = hidden(model, c, lay, w, jax.tree.map(lambda _: None, w), tokens, ctx, How("unroll"))
-    logits = dot(lay, "btd,vd->btv", x[:, -1:], unembed(outer))[:, 0]
-    axes = lay.acts.get("vocab", ())
-    logits = lax.all_gather(logits, axes, axis=1, tiled=True) if axes else logits
+    logits = dot(lay, "BTD,vD->BTv", put(lay, "btd->BTD", x[:, -1:]), whole_embed(lay, unembed(outer)))[:, 0]
+    for dim, axes in ((1, lay.acts.get("vocab", ())), (0, lay.inner)):
+        logits = lax.all_gather(logits, axes, axis=dim, tiled=True) if axes else logits
     return logits[:, : c.vocab].astype(jnp.float32), cache
 
 

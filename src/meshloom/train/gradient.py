@@ -55,7 +55,7 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
 def over_devices(lay: Layout, a: jax.Array) -> jax.Array:
     """A sum over this device's tokens as that over all devices'; what is of all devices already is left alone."""
-    return sum_over(a, tuple(axis for axis in lay.tokens if axis in varying(a)))
+    return sum_over(a, tuple(axis for axis in lay.summed if axis in varying(a)))
 
 
 def batch_partition(plan: Plan) -> Batch:
