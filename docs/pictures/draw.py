@@ -31,6 +31,8 @@ LAYOUTS = {
     "zero3": "zero3=8",
     "tensor": "tensor=4",
     "sequence": "tensor=4 sequence",
+    "tensor2d": "tensor2d=2x2",
+    "tensor25d": "tensor25d=2x2x2",
     "product": "zero3=4 tensor=2 sequence",
 }
 """Name of a picture -> the layout that it shows."""

@@ -2,13 +2,13 @@
 
 import functools
 
-from meshloom.parallel.table import build
+from meshloom.parallel.table import STRATEGIES, build
 from meshloom.plan.cost import shapes
 from meshloom.plan.draw import Drawing, drawing
 from meshloom.runner.run import How
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.optimizer import make_optimizer, state_specs
-from programs import config
+from programs import FAMILIES, config
 
 SPELLINGS = (
     "",
@@ -20,6 +20,20 @@ SPELLINGS = (
     "data=16",
     "zero3=32 tensor=8",
 )
+
+
+def example(name: str) -> tuple[str, str]:
+    """A spelling of a strategy over the fewest devices, and a family whose model admits it."""
+    s = STRATEGIES[name]
+    word = name if s.beside else f"{name}={'x'.join(str(n) for n in s.sizes(2**s.axes))}"
+    spelling = f"{example(s.beside)[0]} {word}" if s.beside else word
+    for family in FAMILIES:
+        try:
+            build(spelling, config(family, layers=3)[1], 16)
+        except ValueError:
+            continue
+        return spelling, family
+    raise AssertionError(f"no family of programs.FAMILIES admits {spelling}")
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from meshloom.plan.page import FONTS, box, check, colours, page, text, width, wo
 def test_colours_are_the_same_in_every_picture_and_differ_in_one() -> None:
     many = ("data", "zero1", "zero3", "rows", "cols", "context", "tensor")
     assert len(set(colours(many).values())) == len(many)
+    assert colours(("zero1", "zero3", "tensor"))["tensor"] == colours(("tensor",))["tensor"]
     assert colours(("data", "tensor"))["tensor"] == colours(("tensor",))["tensor"] == colours(("zero3", "tensor"))["tensor"]
 
 

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from meshloom.parallel.table import STRATEGIES
 from meshloom.plan.draw import labels
 from meshloom.plan.page import WIDTH
 from meshloom.plan.picture import compose, draw
-from plan.drawn import SPELLINGS, drawn
+from plan.drawn import SPELLINGS, drawn, example
+
+CASES = dict.fromkeys(
+    [
+        *((spelling, "llama") for spelling in SPELLINGS),
+        ("zero1=2 zero3=2 tensor=2 sequence", "gpt2"),
+        *(example(name) for name in STRATEGIES),
+    ]
+)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling, family", CASES)
 def test_no_text_lies_on_another(spelling: str, family: str) -> None:
     p, height = compose(drawn(spelling, family))
     for i, a in enumerate(p.texts):

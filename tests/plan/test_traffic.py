@@ -2,11 +2,11 @@
 
 import pytest
 
-from meshloom.parallel.table import build
+from meshloom.parallel.table import STRATEGIES, build
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.plan.traffic import traffic
 from meshloom.runner.run import How
-from plan.drawn import SPELLINGS
+from plan.drawn import SPELLINGS, example
 from programs import FAMILIES, config
 
 
@@ -16,8 +16,10 @@ def of(spelling: str, family: str = "llama", micro: int = 2, how: How = How(), p
     return model, x, traffic(model, spelling, x)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+CASES = dict.fromkeys([*((spelling, family) for spelling in SPELLINGS for family in FAMILIES), *(example(name) for name in STRATEGIES)])
+
+
+@pytest.mark.parametrize("spelling, family", CASES)
 def test_shares_add_up(spelling: str, family: str) -> None:
     for micro, how, platform in ((1, How(), "gpu"), (4, How("scan", "full"), "cpu"), (2, How("unroll", "selective"), "cpu")):
         _, x, t = of(spelling, family, micro, how, platform)

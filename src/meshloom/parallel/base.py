@@ -174,8 +174,8 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
             found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
-    splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
-    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
+    splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
+    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
 
 

@@ -11,10 +11,11 @@ from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.tensor2d import TENSOR2D
+from meshloom.parallel.tensor3d import TENSOR3D
 from meshloom.parallel.tensor25d import TENSOR25D
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
+STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
 """Strategies that may be nested in this order, each inside the one before."""

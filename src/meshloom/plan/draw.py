@@ -30,15 +30,15 @@ MOMENTS = {
 ACTIVATIONS = {
     "tokens": ("batch whole_seq", "int32"),
     "residual stream": ("batch seq embed", ""),
-    "input of a layer's half": ("batch whole_seq embed", ""),
-    "queries": ("batch whole_seq heads head", ""),
-    "keys, values": ("batch whole_seq kv_heads head", ""),
-    "inside the MLP": ("batch whole_seq ffn", ""),
-    "logits": ("batch whole_seq vocab", "float32"),
+    "input of a layer's half": ("work_batch whole_seq whole_embed", ""),
+    "queries": ("work_batch whole_seq heads head", ""),
+    "keys, values": ("work_batch whole_seq kv_heads head", ""),
+    "inside the MLP": ("work_batch whole_seq ffn", ""),
+    "logits": ("work_batch whole_seq vocab", "float32"),
 }
 """What a step computes -> its axes, and its type where that is not the arithmetic's."""
-
-
+INSIDE = {"work_batch": "batch", "whole_embed": "embed"}
+"""Names of axes inside a layer -> those outside, which are shown where a layout cuts both alike."""
 MOST = 16
 """Devices that are all drawn; of larger meshes the first few along each axis and the last."""
 
@@ -175,10 +175,17 @@ def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
 def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cut, ...]:
     """How a table splits each axis of an array.  Raises ValueError where a size does not divide."""
     found = []
-    for name, whole, here in zip(s.axes, s.shape, lay.shard_shape(table, s)):
-        over = getattr(lay, table).get(name, ())
-        found.append(Cut(name, whole, over, whole // here, piece(lay.sizes, over, place)))
+    lay.shard_shape(table, s)
+    for name, whole in zip(s.axes, s.shape):
+        over = split(lay, name, table)
+        found.append(Cut(name, whole, over, lay.size(over), piece(lay.sizes, over, place)))
     return tuple(found)
+
+
+def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
+    """The mesh axes that split an axis under a table. Rows inside a layer are split as everywhere, and over `lay.inner` besides."""
+    inside = lay.batch if name == "work_batch" else ()
+    return (*inside, *getattr(lay, table).get(name, ()))
 
 
 def piece(sizes: Mapping[str, int], over: tuple[str, ...], place: Mapping[str, int]) -> int:
@@ -191,9 +198,10 @@ def piece(sizes: Mapping[str, int], over: tuple[str, ...], place: Mapping[str, i
 
 def part(lay: Layout, moment: str, s: Spec, place: Mapping[str, int], dtype: str, arrays: int = 1, note: str = "") -> Part:
     """What one device holds of `arrays` arrays like s at a moment."""
-    split = cuts(lay, moment, s, place)
-    held = arrays * lay.shard_bytes(moment, s, jnp.dtype(dtype).itemsize)
-    return Part(moment, split, held, dtype, lay.devices // math.prod(cut.parts for cut in split), note)
+    found = cuts(lay, moment, s, place)
+    here = math.prod(cut.size // cut.parts for cut in found)
+    copies = lay.devices // math.prod(cut.parts for cut in found)
+    return Part(moment, found, arrays * here * jnp.dtype(dtype).itemsize, dtype, copies, note)
 
 
 def arrays(x: Shapes, place: Mapping[str, int], kept: Mapping[str, Tree]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
@@ -243,9 +251,11 @@ def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ..
     lay, sizes = x.layout, {name: whole for s in x.leaves.values() for name, whole in zip(s.axes, s.shape)}
     sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": seq, "whole_seq": seq}
     found = []
+    sizes |= {inside: sizes[outside] for inside, outside in INSIDE.items()}
+    plain = {inside: outside for inside, outside in INSIDE.items() if split(lay, inside) == split(lay, outside)}
     for name, (axes, dtype) in ACTIVATIONS.items():
         if all(axis in sizes for axis in axes.split()):
-            s = spec(sizes, axes)
+            s = spec(sizes, " ".join(plain.get(axis, axis) for axis in axes.split()))
             found.append(Held((name,), s.axes, s.shape, (_activation(x, s, place, dtype or x.dtype),)))
     return tuple(found)
 

@@ -1,6 +1,7 @@
 """A page to draw on: texts, boxes, lines and arrows in points from its upper left corner, and its colours.  Written as SVG or PNG by matplotlib,
 which is imported inside the functions."""
 
+import functools
 import io
 import re
 from collections.abc import Iterable, Mapping
@@ -12,9 +13,12 @@ WIDTH = 860
 INK, SOFT, FAINT, PAPER, LINE = "#1f2933", "#66737f", "#9aa5b1", "#f6f8fa", "#d0d7de"
 OWN, OTHER = "#ffdf80", "#eef2f6"
 """What the device holds, as with a marker; what others hold."""
-PREFERRED = {"data": "#2e8b57", "zero": "#2f6fb3", "tensor": "#d9661f", "context": "#8a4fbf", "ulysses": "#c03a86", "expert": "#c0392b"}
+PREFERRED = {
+    "data": "#2e8b57", "zero": "#2f6fb3", "tensor": "#d9661f", "cols": "#d9661f", "rows": "#12868f", "depth": "#8a4fbf",
+    "context": "#8a4fbf", "ulysses": "#c03a86", "expert": "#c0392b",
+}  # fmt: skip
 """How a mesh axis's name begins -> its colour, where no other axis of the mesh has it already."""
-SPARE = ("#2f6fb3", "#d9661f", "#2e8b57", "#8a4fbf", "#c0392b", "#12868f", "#c03a86", "#7a5c3e", "#5b6470")
+SPARE = ("#12868f", "#7a5c3e", "#c03a86", "#8a4fbf", "#2e8b57", "#c0392b", "#2f6fb3", "#d9661f", "#5b6470")
 ENDINGS = (".svg", ".png")
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"
 FONTS = {f"'{MONO}'": f"'{MONO}', Menlo, monospace", f"'{SANS}'": f"'{SANS}', Verdana, sans-serif"}
@@ -23,12 +27,10 @@ FONTS = {f"'{MONO}'": f"'{MONO}', Menlo, monospace", f"'{SANS}'": f"'{SANS}', Ve
 
 def colours(axes: Iterable[str]) -> dict[str, str]:
     """A colour for each mesh axis, the same in every picture as far as names do not collide."""
-    found: dict[str, str] = {}
-    for axis in axes:
-        wish = next((colour for start, colour in PREFERRED.items() if axis.startswith(start)), SPARE[0])
-        free = [colour for colour in (wish, *SPARE) if colour not in found.values()]
-        found[axis] = free[0] if free else wish
-    return found
+    wishes = {axis: next((colour for start, colour in PREFERRED.items() if axis.startswith(start)), "") for axis in axes}
+    found = {colour: axis for axis, colour in reversed(wishes.items()) if colour}  # of axes that wish the same, the first has it
+    spare = [colour for colour in SPARE if colour not in found]
+    return {axis: wish if found.get(wish) == axis else spare.pop(0) if spare else INK for axis, wish in wishes.items()}
 
 
 class Box(NamedTuple):
@@ -88,10 +90,16 @@ def check(path: Path) -> None:
 
 def width(text: str, size: float, mono: bool = False, bold: bool = False) -> float:
     """How wide a text is, points."""
+    return _width(text, mono, bold) * size / 100
+
+
+@functools.cache
+def _width(text: str, mono: bool, bold: bool) -> float:
+    """How wide a text is at 100 points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=MONO if mono else SANS, size=size, weight="bold" if bold else "normal")
+    font = FontProperties(family=MONO if mono else SANS, size=100, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, False)[0]
 
 

@@ -11,9 +11,21 @@ from meshloom.plan.cost import step_cost, wire_bytes
 
 BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
 """Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = ("parameters", "the embedding", "into", "", "recomputed", "out of", "the head", "the loss")
+ORDER = ("parameters", "the embedding", "statistics", "into", "", "recomputed", "out of", "the head", "the loss")
 """Words of reasons in the order of the forward pass; "" is any other."""
-BACK = ("the head", "parameters", "recomputed", "out of", "", "into", "the embedding", "gradients", "sums", "the gradient's norm")
+BACK = (
+    "the head",
+    "parameters",
+    "recomputed",
+    "out of",
+    "",
+    "into",
+    "statistics",
+    "the embedding",
+    "gradients",
+    "sums",
+    "the gradient's norm",
+)
 """The same, backward."""
 
 
@@ -65,9 +77,11 @@ class Traffic(NamedTuple):
 
 
 def traffic(model: Model, spelling: str, x: Shapes) -> Traffic:
-    """The collectives of a step under a spelling, by what they happen once for."""
+    """The collectives of a step under a spelling, by what they happen once for. Where layers are of several shapes, those like the last one are told
+    apart, and the others' are among those outside."""
     now, deep, long, both = (_cost(model, spelling, x, more, micro) for more, micro in ((0, 0), (1, 0), (0, 1), (1, 1)))
-    layers, shares = x.config.layers, ([], [], [])
+    stack = model.kinds(x.config)[-1].stack
+    layers, shares = sum(kind.stack == stack for kind in model.kinds(x.config)), ([], [], [])
     nothing = (0, 0)
     for key in now:
         at = [side.get(key, nothing) for side in (now, deep, long, both)]
@@ -85,9 +99,12 @@ def traffic(model: Model, spelling: str, x: Shapes) -> Traffic:
 def _cost(model: Model, spelling: str, x: Shapes, layers: int, micro: int) -> dict[tuple, tuple[int, int]]:
     """Count and bytes by kind, axes and reason, of the model with so many more layers and of a step with so many more micro-batches."""
     if layers:
-        c = x.config.model_copy(update={"layers": x.config.layers + layers})
-        straight = x.merged == x.config.layers  # all layers are one piece of code, the new one too
-        x = x._replace(config=c, specs=model.specs(c), merged=x.merged + layers * straight)
+        by_layer = {name: getattr(x.config, name, ()) for name in ("moe_layers", "windowed_layers", "rotary_layers")}
+        longer = {name: (*given, *given[-1:] * layers) for name, given in by_layer.items() if given}
+        c = x.config.model_copy(update={"layers": x.config.layers + layers, **longer})
+        stacks = [kind.stack for kind in model.kinds(x.config)]
+        straight = x.merged[stacks[-1]] == stacks.count(stacks[-1])  # all its layers are one piece of code, the new one too
+        x = x._replace(config=c, specs=model.specs(c), merged={**x.merged, stacks[-1]: x.merged[stacks[-1]] + layers * straight})
     found = step_cost(spelling, x._replace(micro=x.micro + micro))
     return {(c.kind, c.axes, c.why): (c.count, c.bytes) for c in found}
 
