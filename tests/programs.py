@@ -49,7 +49,9 @@ class Gradient(NamedTuple):
 def config(name: str, **more):
     """A model: 257 tokens, 8 query heads, sizes that 8 devices divide."""
     model = MODELS[name.split("_")[0]]
-    return model, model.Config(**{**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more})
+    given = {**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more}
+    pattern = {"moe_layers": (given["moe_layers"] * given["layers"])[: given["layers"]]} if "moe_layers" in given else {}
+    return model, model.Config(**{**given, **pattern})
 
 
 def rows(sequences: int, micro: int, vocab: int = 257, seq: int = SEQ) -> Batch:
