@@ -1,6 +1,4 @@
-"""Tokens to experts on other devices and back, both modes: values and gradients of the reference, and the collectives that each says it runs."""
-
-import functools
+"""Heads in exchange for sequence: there and back, key heads repeated no more than needed."""
 
 import jax
 import jax.numpy as jnp
@@ -8,88 +6,58 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from meshloom.core.layout import ONE_DEVICE
 from meshloom.core.mesh import make_mesh
-from meshloom.core.vary import vary
-from meshloom.ops import exchange
-from meshloom.ops.moe import reference
-from meshloom.parallel.expert import EXPERT, folded
-from meshloom.parallel.tensor1d import TENSOR
+from meshloom.ops.attention import attention
+from meshloom.ops.exchange import needed_heads, repeated, to_heads, to_tokens
+from meshloom.parallel.ulysses import ULYSSES
 from meshloom.plan.hlo import collectives, total
-from programs import QUICK
 
-TOKENS, TOP, EXPERTS, EMBED, FFN, ROWS = 32, 2, 8, 6, 4, 4
-PLAIN, BOTH = EXPERT.layout(4), EXPERT.layout(2) | TENSOR.layout(2)
-LAYOUTS = {"expert=4": PLAIN, "expert=2 tensor=2": BOTH, "expert=2:folded tensor=2": folded(BOTH)}
-MODES = ("dropless", "capacity")
+SPLIT = P(None, "ulysses")
 
 
-@functools.cache
-def case():
+def over(n, fn, *arrays):
+    mesh = make_mesh(ULYSSES.layout(n))
+    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=(SPLIT,) * len(arrays), out_specs=SPLIT))
+
+
+@pytest.mark.parametrize("n, h, g", [(2, 4, 2), (4, 8, 2), (4, 4, 1), (3, 6, 2), (2, 6, 3)])
+def test_any_attention_in_between_equals_one_device(n, h, g) -> None:
     rng = np.random.default_rng(0)
-    expert = np.stack([rng.permutation(EXPERTS)[:TOP] for _ in range(TOKENS)]).astype(np.int32)
-    expert[::9] = EXPERTS
-    weight = np.where(expert < EXPERTS, rng.random((TOKENS, TOP)), 0).astype(np.float32)
-    shapes = (TOKENS, EMBED), (EXPERTS, EMBED, FFN), (EXPERTS, EMBED, FFN), (EXPERTS, FFN, EMBED)
-    return expert, weight, *(0.5 * rng.standard_normal(s, np.float32) for s in shapes)
+    q, k, v, w = (rng.standard_normal((2, 12, heads, 8)).astype(np.float32) for heads in (h, g, g, h))
+
+    def local(q, k, v):
+        return to_tokens(attention(*(to_heads(x, ("ulysses",), n) for x in (q, k, v)), scale=0.3), ("ulysses",))
+
+    def run(fn):
+        def both(q, k, v, w):
+            y, back = jax.vjp(fn, q, k, v)
+            return (y, *back(w))
+
+        return jax.jit(both)(q, k, v, w)
+
+    mapped = over(n, local, q, k, v)
+    for a, b in zip(run(mapped), run(lambda *x: attention(*x, scale=0.3)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
+    found = total(collectives(mapped.lower(q, k, v).compile().as_text(), {"ulysses": n}))
+    size = 2 * 12 // n * 8 * 4 * (2 * h + 2 * repeated(g, n))
+    assert found == {("all-to-all", ("ulysses",)): (4, size)}
 
 
-def loss(lay, mode, expert, weight, x, *w):
-    """A sum over this device's tokens. Partial results are added over the devices that hold the same tokens."""
-    x, weight = vary(x, lay.work), vary(weight, lay.work)
-    if mode == "dropless":
-        y = exchange.dropless(lay, x, expert, weight, *w)
-    else:
-        y, _ = exchange.capacity(lay, ROWS // lay.size(lay.tokens), TOKENS // ROWS, x, expert, weight, *w)
-    y = jax.lax.psum(y, lay.work) if lay.work else y
-    return jnp.sum(jnp.sin(y))
+def test_there_and_back_changes_nothing() -> None:
+    x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
+    np.testing.assert_array_equal(over(4, lambda x: to_tokens(to_heads(x, ("ulysses",), 4), ("ulysses",)), x)(x), x)
+    whole = over(4, lambda x: to_heads(x, ("ulysses",), 4)[:, :, 0], x)(x).reshape(2, 4, 8, 3)
+    np.testing.assert_array_equal(whole, jnp.asarray(x).transpose(0, 2, 1, 3))
 
 
-def program(lay, mode):
-    """Loss and gradients of tokens, weights and matrices."""
-
-    def local(expert, weight, x, *w):
-        value, grads = jax.value_and_grad(functools.partial(loss, lay, mode), (1, 2, 3, 4, 5))(expert, weight, x, *w)
-        return jax.lax.psum(value, lay.tokens) if lay.tokens else value, grads
-
-    if lay.devices == 1:
-        return jax.jit(local)
-    rows = P(lay.tokens)
-    w = [lay.partition("rest", axes) for axes in (("expert", "embed", "expert_ffn"),) * 2 + (("expert", "expert_ffn", "embed"),)]
-    return jax.jit(jax.shard_map(local, mesh=make_mesh(lay), in_specs=(rows, rows, rows, *w), out_specs=(P(), (rows, rows, *w))))
+def test_key_heads_are_repeated_as_little_as_makes_them_even() -> None:
+    assert [repeated(g, n) for g, n in ((8, 4), (2, 4), (3, 2), (4, 6), (1, 8))] == [8, 4, 6, 12, 8]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_equals_every_expert_on_every_token(name: str, mode: str) -> None:
-    expert, *rest = case()
-    value, grads = program(LAYOUTS[name], mode)(expert, *rest)
-    plain = lambda weight, x, *w: jnp.sum(jnp.sin(reference(x, expert, weight, *w)))
-    want, wanted = jax.value_and_grad(plain, (0, 1, 2, 3, 4))(*rest)
-    mask = (expert < EXPERTS).astype(np.float32)
-    np.testing.assert_allclose(value, want, rtol=1e-5)
-    for a, b in zip((grads[0] * mask, *grads[1:]), (wanted[0] * mask, *wanted[1:])):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+@pytest.mark.parametrize("tensor, split, have", [(1, False, 2), (2, True, 1), (4, False, 1), (8, False, 1)])
+def test_key_heads_that_a_tensor_device_reads(tensor, split, have) -> None:
+    assert needed_heads(8, 2, tensor, split) == have
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_capacity_goes_all_to_all_four_times(name: str) -> None:
-    lay = LAYOUTS[name]
-    text = program(lay, "capacity").lower(*case()).compile(compiler_options=QUICK).as_text()
-    owned = EXPERTS // (2 if "folded" in name else 1)
-    size = owned * (ROWS // lay.size(lay.tokens)) * (TOKENS // ROWS) * EMBED * 4
-    assert total(collectives(text, lay.sizes))["all-to-all", ("expert",)] == (4, 4 * size)
-
-
-def test_dropless_gathers_and_scatters() -> None:
-    text = program(PLAIN, "dropless").lower(*case()).compile(compiler_options=QUICK).as_text()
-    found = total(collectives(text, PLAIN.sizes))
-    rows, choices = TOKENS * EMBED * 4, TOKENS * TOP * 4
-    assert found["all-gather", ("expert",)] == (4, 2 * rows + 2 * choices)
-    assert found["reduce-scatter", ("expert",)] == (3, 2 * rows + choices) and not any(kind == "all-to-all" for kind, _ in found)
-
-
-def test_which_devices_hold_the_same_tokens() -> None:
-    assert [exchange.across(lay) for lay in LAYOUTS.values()] == [("expert",)] * 3
-    assert [exchange.aside(lay) for lay in LAYOUTS.values()] == [(), (), ("tensor",)]
-    assert exchange.across(ONE_DEVICE) == () == exchange.aside(ONE_DEVICE)
+def test_key_heads_that_no_whole_number_of_queries_shares() -> None:
+    assert needed_heads(12, 3, 2, False) == 6, "query heads 0 to 5 read key heads 0 and 1 in unequal parts: each takes its own"

@@ -83,7 +83,7 @@ def test_activations_are_cut_as_their_table_says(spelling: str) -> None:
     d, (_, c) = drawn(spelling), config("llama", layers=3)
     lay = build(spelling, c, 16, "gpu")
     acts = {held.paths[0]: held for held in d.acts}
-    rows = 64 // 2 // lay.size(lay.batch)
+    rows = 64 // lay.size(lay.batch)
     assert acts["tokens"].parts[0].shape == (rows, 16) and acts["tokens"].parts[0].bytes == rows * 16 * 4
     assert acts["residual stream"].parts[0].shape == (rows, 16 // lay.size(lay.acts.get("seq", ())), 32)
     assert acts["queries"].parts[0].shape == (rows, 16, 8 // lay.size(lay.acts.get("heads", ())), 8)
@@ -119,6 +119,8 @@ def test_the_mesh_is_explained() -> None:
     assert zero.said == "splits embed (rest, step, grad); batch (acts)"
     assert tensor.said == "splits heads, kv_heads, ffn, vocab (always); seq (acts)"
     assert "sequence is split" in tensor.what and d.devices == 8
+    rows, cols = drawn("tensor2d=2x2").axes
+    assert (rows.asked, cols.asked) == ("tensor2d=2x2",) * 2 and "matrices" in rows.what and cols.what == ""
 
 
 def test_refuses_a_device_that_is_not_there() -> None:

@@ -63,6 +63,16 @@ class Layout:
         return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
+    def ring(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence inside attention too: keys and values go around them."""
+        return self.acts.get("attend_seq", ())
+
+    @property
+    def exchange(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence outside attention and heads inside it."""
+        return tuple(a for a in self.acts.get("whole_seq", ()) if a not in self.ring)
+
+    @property
     def inner(self) -> tuple[str, ...]:
         """Mesh axes that split the batch inside a layer, beside those that split it everywhere."""
         return self.acts.get("work_batch", ())

@@ -16,6 +16,7 @@ AXES = {
     "B": "work_batch",
     "t": "seq",
     "T": "whole_seq",
+    "s": "attend_seq",
     "d": "embed",
     "D": "whole_embed",
     "f": "ffn",
@@ -29,9 +30,10 @@ AXES = {
     "m": "expert_ffn",
     "r": "router",
 }
-"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP; likewise
-`batch` and `work_batch`, which mesh axes may split beside those of `batch`. `whole_embed` is embed where the head needs it whole. `router` are the
-experts as a router scores them: whole where `expert`, the experts' own weights, is split."""
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that of a layer's matrices, `attend_seq` that
+inside attention, whose heads may be split further in exchange; likewise `batch` and `work_batch`, which mesh axes may split beside those of
+`batch`. `whole_embed` is embed where the head needs it whole. `router` are the experts as a router scores them: whole where
+`expert`, the experts' own weights, is split."""
 
 
 class Init(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from pydantic import Field, model_validator
@@ -16,6 +16,9 @@ from meshloom.core.tree import Tree, pytree
 
 class ModelConfig(Section):
     """Sizes and constants that every family has. A family adds its own."""
+
+    mixing: ClassVar[str] = "attention"
+    """What mixes tokens in the family's blocks: "attention" is `models.attention.attend`. A layer of another name is refused where the sequence is split."""
 
     layers: int = Field(ge=1)
     """Blocks."""
@@ -148,8 +151,9 @@ class Ctx:
     """What a block is told beside its input. All local shards.
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
-    training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None. told: what this layer
-    says to the objective beside its output (a router's load), or None.
+    training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
+    told: what this layer says to the objective beside its output (a router's load), or None.
     """
 
     segments: jax.Array
@@ -160,6 +164,7 @@ class Ctx:
     layer: jax.Array | int
     cache: KV | None
     slots: Slots | None
+    documents: jax.Array | None = None
     told: Any = None
 
 
@@ -180,6 +185,17 @@ class Row(NamedTuple):
     theirs: str
     form: str
     layers: tuple[int, ...] = ()
+
+
+class Sizes(NamedTuple):
+    """What is added up of what layers tell, every micro-batch, fp32 numbers. load: over all devices, once. parts: over those of a layer's work, once.
+    layers, row: in each of so many layers so many a sequence, over the devices that split sequences. sums: names for the log beside."""
+
+    load: int = 0
+    parts: int = 0
+    layers: int = 0
+    row: int = 0
+    sums: int = 0
 
 
 def _nothing_told(c: Any, lay: Layout, told: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -219,8 +235,8 @@ class Model(NamedTuple):
     """c -> the rows of its Hugging Face map. None: it has no counterpart there and is not exported."""
     fused: Callable[[Any], tuple[Row, ...]] = lambda c: ()
     """c -> the rows of a second map, of checkpoints that hold all experts of a layer in one tensor; none: there is only one."""
-    told: Callable[[Any], tuple[int, int, int]] = lambda c: (0, 0, 0)
-    """c -> sizes of what `extra` adds up: arrays over all devices and over those of a layer's work, fp32 numbers; and sums for the log."""
+    told: Callable[[Any], Sizes] = lambda c: Sizes()
+    """c -> sizes of what its layers tell."""
     extra: Callable[[Any, Layout, Any], tuple[Any, dict[str, jax.Array]]] = _nothing_told
     """c, lay, what the layers told (stacked) -> what is added to the loss's sum over this device's rows, and named sums for the log."""
     settle: Callable[[Any, Tree, dict[str, jax.Array]], Tree] = lambda c, params, sums: params

@@ -13,9 +13,9 @@ from meshloom.core.leaf import add_up, sum_over
 from meshloom.core.matmul import contract
 from meshloom.core.spec import ZEROS
 from meshloom.core.tree import Tree, pytree
-from meshloom.models.base import Ctx, ModelConfig
+from meshloom.models.base import Ctx, ModelConfig, Sizes
 from meshloom.models.parts import GatedMlp
-from meshloom.ops import exchange, route
+from meshloom.ops import dispatch, route
 from meshloom.ops.act import GATED
 from meshloom.ops.moe import capacity
 
@@ -155,10 +155,10 @@ def mixture(c: MixtureConfig, lay: Layout, w: Mixture, x: Array, ctx: Ctx) -> tu
     args = flat, choice.expert, choice.weight, w.gate, w.up, w.down
     dropped = jnp.zeros((), jnp.float32)
     if c.capacity is None or ctx.cache is not None:
-        y = exchange.dropless(lay, *args)
+        y = dispatch.dropless(lay, *args)
     else:
         _check_whole(lay)
-        y, moves = exchange.capacity(lay, batch, capacity(seq, c.top, c.experts, c.capacity), *args)
+        y, moves = dispatch.capacity(lay, batch, capacity(seq, c.top, c.experts, c.capacity), *args)
         lost = (choice.expert < c.experts) & (moves.slot == moves.source.size)
         dropped = lost.sum().astype(jnp.float32)
     if w.dense is not None:
@@ -194,7 +194,7 @@ def _by_sequence(c: MixtureConfig, lay: Layout, choice: route.Choice, batch: int
 
 def summed(lay: Layout) -> tuple[str, ...]:
     """Mesh axes over which a mixture's results are partial sums: those that split the experts' width, or experts aside."""
-    return tuple(dict.fromkeys((*lay.acts.get("expert_ffn", ()), *exchange.aside(lay))))
+    return tuple(dict.fromkeys((*lay.acts.get("expert_ffn", ()), *dispatch.aside(lay))))
 
 
 def _check_inside(lay: Layout) -> None:
@@ -214,10 +214,10 @@ def _check_whole(lay: Layout) -> None:
         )
 
 
-def told(c: MixtureConfig) -> tuple[int, int, int]:
-    """Numbers that `extra` adds up over all devices and over those of a layer's work, every micro-batch; sums for the log."""
-    layers = sum(c.sparse)
-    return layers * (c.experts + 1), layers * (c.experts + 2), 2
+def told(c: MixtureConfig) -> Sizes:
+    """What `extra` and the losses of each sequence add up."""
+    layers, by_sequence = sum(c.sparse), c.balance == "sequence" and c.balance_loss > 0
+    return Sizes(layers * (c.experts + 1), layers * (c.experts + 2), layers * by_sequence, c.experts, 2)
 
 
 def extra(c: MixtureConfig, lay: Layout, said: Told) -> tuple[Array, dict[str, Array]]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import add_up, dot, put, split_seq
+from meshloom.core.leaf import add_up, dot, put
+from meshloom.core.order import places
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, GATED
@@ -119,7 +120,7 @@ def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: str) -> jax
     """Dropout of the residual stream in training.  x: (batch seq embed).  place: names the mask; each layer has its own."""
     if ctx.key is None or not c.dropout:
         return x
-    cells = Cells(ctx.samples, _numbers(split_seq(lay), x.shape[1]), _numbers(lay.stream, x.shape[2]))
+    cells = Cells(ctx.samples, places(lay, "seq", x.shape[1]), _numbers(lay.stream, x.shape[2]))
     return dropout(x, at(jax.random.fold_in(ctx.key, ctx.layer), place), c.dropout, cells)
 
 

@@ -1,60 +1,37 @@
-"""A mixture's tokens between devices that have other experts: what each mode moves over the mesh axes that split experts.
+"""Heads in exchange for sequence: before attention each device gives away most heads of its tokens for the tokens of others, behind it the other way.
 
-Mesh axes that split the experts are of two sorts: those whose devices hold other tokens (*across*: tokens go to the experts' device and back), and
-those whose devices hold the same tokens (*aside*, tensor parallelism's: each serves its own experts, and the partial results are added with the
-layer's other ones, so that nothing more moves).
-
-capacity: buffers of [experts, sequences x room, embed] are exchanged all to all, there and back; the transposes are the same again.  Source: GShard,
-Lepikhin 2020, arXiv 2006.16668, algorithm 2.
-dropless: how many tokens go where is not known before the step runs, and no worst case is smaller than all of them: all devices' tokens are gathered
-with their choices, each device adds up its own experts' part, and the sums are scattered back: (n - 1) tokens in, (n - 1) out, where an exchange
-of exactly what is needed would move top x (n - 1) / n: less only for n > top.
+[b, t/n, h, k] -> all-to-all -> [b, t, h/n, k] -> any attention -> all-to-all -> [b, t/n, h, k].  Source: Jacobs et al. 2023, "DeepSpeed Ulysses",
+arXiv 2309.14509.  Four all-to-alls of the local q, k, v and result, and four backward; their bytes do not depend on n but for what stays at home.
 """
+
+import math
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshloom.core.layout import Layout
-from meshloom.ops.moe import Moves, by_capacity, by_expert, collect, experts_mlp, spread
+
+def needed_heads(heads: int, kv_heads: int, tensor: int, split: bool) -> int:
+    """Key heads that a device of tensor parallelism uses.  heads, kv_heads: of the model.  tensor: devices.  split: whether key heads are split too;
+    if not, each device takes what its query heads read: one head where they share it, one for each where they do not."""
+    if split:
+        return kv_heads // tensor
+    own = heads // tensor
+    return kv_heads if tensor == 1 else 1 if (heads // kv_heads) % own == 0 else own
 
 
-def across(lay: Layout) -> tuple[str, ...]:
-    """Mesh axes that split both the experts and the tokens."""
-    return tuple(a for a in lay.live.get("expert", ()) if a in lay.tokens)
+def repeated(kv_heads: int, devices: int) -> int:
+    """The fewest key heads, a multiple of kv_heads, that so many devices share evenly."""
+    return math.lcm(kv_heads, devices)
 
 
-def aside(lay: Layout) -> tuple[str, ...]:
-    """Mesh axes that split the experts and not the tokens."""
-    return tuple(a for a in lay.live.get("expert", ()) if a not in lay.tokens)
+def to_heads(x: Array, axes: tuple[str, ...], devices: int) -> Array:
+    """[b, t, h, k] -> [b, t devices, h/devices, k]: all tokens of the devices along `axes`, some of their heads. Fewer heads than devices, or
+    such as they do not share evenly, are repeated first, as often as needed and no more."""
+    times = repeated(x.shape[2], devices) // x.shape[2]
+    x = jnp.repeat(x, times, axis=2) if times > 1 else x
+    return lax.all_to_all(x, axes, split_axis=2, concat_axis=1, tiled=True)
 
 
-def dropless(lay: Layout, x: Array, expert: Array, weight: Array, gate: Array, up: Array, down: Array) -> Array:
-    """The experts' weighted sum for every token, a part of it where experts or their matrices are split over devices with the same tokens.
-    x: [tokens, embed].  expert, weight: [tokens, top], numbers of all experts.  gate, up, down: this device's experts.  Returns [tokens, embed]."""
-    owners, over = lay.live.get("expert", ()), across(lay)
-    if over:
-        x, expert, weight = (lax.all_gather(a, over, axis=0, tiled=True) for a in (x, expert, weight))
-    here = gate.shape[0]
-    moves = by_expert(expert, here, lax.axis_index(owners) * here if owners else 0)
-    y = collect(experts_mlp(lay.platform, spread(x, moves), moves.sizes, gate, up, down), weight, moves)
-    return lax.psum_scatter(y, over, scatter_dimension=0, tiled=True) if over else y
-
-
-def capacity(
-    lay: Layout, rows: int, room: int, x: Array, expert: Array, weight: Array, gate: Array, up: Array, down: Array
-) -> tuple[Array, Moves]:
-    """As `dropless`, with `room` places for each expert and sequence (`ops.moe.by_capacity`).  rows: sequences here.  Also returns what went where."""
-    over, beside = across(lay), aside(lay)
-    n, t, here = lay.size(over), lay.size(beside), gate.shape[0]
-    moves = by_capacity(expert, n * t * here, rows, room)
-    sent = spread(x, moves).reshape(n, t, here, rows * room, x.shape[1])
-    sent = lax.dynamic_index_in_dim(sent, lax.axis_index(beside), 1, keepdims=False) if beside else sent[:, 0]
-    got = lax.all_to_all(sent, over, split_axis=0, concat_axis=0, tiled=True) if over else sent
-    sizes = jnp.full(here, n * rows * room, jnp.int32)
-    y = experts_mlp(lay.platform, got.swapaxes(0, 1).reshape(-1, x.shape[1]), sizes, gate, up, down)
-    y = y.reshape(here, n, rows * room, -1).swapaxes(0, 1)
-    back = lax.all_to_all(y, over, split_axis=0, concat_axis=0, tiled=True) if over else y
-    if beside:
-        mine = jnp.arange(t) == lax.axis_index(beside)
-        back = jnp.where(mine[:, None, None, None], back[:, None], 0)
-    return collect(back.reshape(-1, x.shape[1]), weight, moves), moves
+def to_tokens(x: Array, axes: tuple[str, ...]) -> Array:
+    """[b, t devices, h/devices, k] -> [b, t, h, k]: the way back."""
+    return lax.all_to_all(x, axes, split_axis=1, concat_axis=2, tiled=True)

@@ -1,7 +1,7 @@
 """Expert parallelism: each device has its own experts, and its own share of the batch for everything else.
 
 Sources: GShard, Lepikhin 2020, arXiv 2006.16668; experts over the tensor axis too ("folded"): Liu 2025, arXiv 2504.14960.
-Memory: experts / n, all else whole.  What moves in each layer with experts, n devices, [tokens, embed] on one: `ops/exchange.py` says why.
+Memory: experts / n, all else whole.  What moves in each layer with experts, n devices, [tokens, embed] on one: `ops/dispatch.py` says why.
 capacity: two all-to-alls of [experts, rows x room, embed] forward, two backward.
 dropless: forward a gather of [n tokens, embed] and of their choices, a scatter of [n tokens, embed]; backward the other way round.
 Beside tensor parallelism the experts' width is split over the tensor axis; `folded` splits the experts over it instead and keeps them whole: an
@@ -9,7 +9,7 @@ all-to-all then carries what goes to this device's experts alone.
 """
 
 from meshloom.core.layout import Layout
-from meshloom.ops.exchange import across
+from meshloom.ops.dispatch import across
 from meshloom.ops.moe import capacity
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
 

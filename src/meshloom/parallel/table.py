@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
 from meshloom.parallel.base import Asked, Strategy, divisors
+from meshloom.parallel.context import CONTEXT
 from meshloom.parallel.data import DATA
 from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
@@ -13,9 +14,12 @@ from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.tensor2d import TENSOR2D
 from meshloom.parallel.tensor3d import TENSOR3D
 from meshloom.parallel.tensor25d import TENSOR25D
+from meshloom.parallel.ulysses import ULYSSES
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
+STRATEGIES = {
+    s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, CONTEXT, ULYSSES, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)
+}
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
 """Strategies that may be nested in this order, each inside the one before."""
@@ -117,6 +121,9 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
             raise ValueError(
                 f"{said} {size} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(size)}."
             )
+    for name, asked in parse(spelling).items():
+        if asked.devices > 1:
+            STRATEGIES[name].fits(c, seq, layout)
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
 

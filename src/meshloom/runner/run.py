@@ -14,6 +14,7 @@ from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model, stack_of
+from meshloom.ops.ring import KEPT
 
 
 class How(NamedTuple):
@@ -25,7 +26,7 @@ class How(NamedTuple):
 
 VIEWS = frozenset("reshape squeeze slice transpose broadcast_in_dim convert_element_type pcast pvary optimization_barrier name".split())
 """Operations that cost nothing beside what they read: made again rather than kept."""
-SUMS = frozenset("psum psum_invariant reduce_scatter all_to_all".split())
+SUMS = frozenset("psum psum_invariant reduce_scatter".split())
 
 
 def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
@@ -38,9 +39,13 @@ def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
 
 
 def _products(gathered: frozenset[str]) -> Callable[..., bool]:
-    """Keeps the results of matrix products with weights, and of the sums over devices behind them."""
+    """Keeps the results of matrix products with weights, of the sums over devices behind them, and what is named to be kept: attention in a ring, exchanges of experts."""
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
-    return lambda prim, *args, **params: prim.name in SUMS or dots(prim, *args, **params)
+
+    def policy(prim: Any, *args: Any, **params: Any) -> bool:
+        return prim.name in SUMS or (prim.name == "name" and params["name"] == KEPT) or dots(prim, *args, **params)
+
+    return policy
 
 
 def _names(axes: Any) -> tuple[str, ...]:
@@ -113,8 +118,9 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
     all_specs, gathered = model.specs(c).layers, gathers(lay)
 
-    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
-        """at: this layer's place among those of its stack in a unit (the leading axis of the weights), or None where there is no such axis."""
+    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx, seen: bool) -> tuple[jax.Array, Tree, Tree]:
+        """at: this layer's place among those of its stack in a unit (the leading axis of the weights), or None where there is no such axis.  seen:
+        whether the compiler sees both passes at once (no loop): it would take the second computation for the first, and keep it."""
         specs = stack_of(all_specs, kind.stack)
 
         def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
@@ -124,8 +130,7 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
             return x, ctx.cache, ctx.told
 
         if how.remat != "none" or gathered or how.runner == "scan":
-            # a compiler that sees every layer would take the second computation for the first, and keep it
-            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=how.runner == "unroll")
+            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=seen)
         return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
 
     return layer
@@ -152,7 +157,9 @@ def _cut(layers: Layers, part: Stack, kinds: tuple[Kind, ...]) -> Layers:
 
 
 def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
-    """A `lax.scan` over the units: one compiled unit whatever the depth."""
+    """A `lax.scan` over the units: one compiled unit whatever the depth. One unit is no loop."""
+    if part.repeat == 1:
+        return _unroll(layer, part, layers, x, ctx)
     n, names = len(part.unit), [kind.stack for kind in part.unit]
 
     def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, tuple[Tree, Tree]]:
@@ -162,7 +169,7 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
             at = None if names.count(name) == 1 else names[:i].count(name)
             cache = weights.cache if n == 1 else jax.tree.map(lambda a, i=i: a[i], weights.cache)
             mine = Layers(weights.w[name], weights.whole[name], cache)
-            x, cache, said = layer(kind, at, mine, x, dataclasses.replace(ctx, layer=first + i if i else first))
+            x, cache, said = layer(kind, at, mine, x, dataclasses.replace(ctx, layer=first + i if i else first), False)
             caches.append(cache)
             told.append(said)
         return x, (caches[0], told[0]) if n == 1 else (_stacked(caches), _stacked(told))
@@ -186,7 +193,7 @@ def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx
     caches, told = [], []
     for i in range(count):
         kind = part.unit[i % len(part.unit)]
-        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
+        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i), True)
         caches.append(new)
         told.append(said)
     return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches), _stacked(told)

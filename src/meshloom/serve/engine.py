@@ -112,7 +112,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
 
 def serving(lay: Layout, gather: str = "layer") -> Layout:
     """A training layout for generation: the sequence is whole, and no weight has a gradient that would lie elsewhere."""
-    lay = lay.without("seq", "whole_seq")
+    lay = lay.without("seq", "whole_seq", "attend_seq")
     step = {"layer": lay.step, "once": lay.live}[gather]
     return dataclasses.replace(lay, step=step, grad=step)
 
