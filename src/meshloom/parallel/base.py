@@ -112,8 +112,9 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. finish: option -> what it makes of the whole layout. fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what
-    `check` cannot know of a product. beside: the strategy whose devices this one uses instead of a number of its own.
+    options: option -> what it does, in a phrase. finish: option -> what it makes of the whole layout.
+    fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
+    beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
