@@ -17,21 +17,24 @@ ShapesOf = Callable[[Any, int], Shapes]
 
 BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
 """Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = ("parameters", "the embedding", "statistics", "into", "", "recomputed", "out of", "the head", "the loss")
-"""Words of reasons in the order of the forward pass; "" is any other."""
-BACK = (
-    "the head",
+ORDER = (
     "parameters",
+    "the embedding",
+    "statistics",
+    "into",
+    "heads for",
+    "keys and values",
+    "",
     "recomputed",
     "out of",
-    "",
-    "into",
-    "statistics",
-    "the embedding",
-    "gradients",
-    "sums",
-    "the gradient's norm",
+    "the head",
+    "the loss",
 )
+"""Words of reasons in the order of the forward pass; "" is any other."""
+BACK = (
+    "the head", "parameters", "recomputed", "out of", "heads for", "keys and values", "their gradients", "", "into", "statistics", "the embedding",
+    "gradients", "sums", "the gradient's norm",
+)  # fmt: skip
 """The same, backward."""
 
 
