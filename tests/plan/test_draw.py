@@ -8,6 +8,7 @@ import pytest
 
 from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh
+from meshloom.core.order import arrange
 from meshloom.core.spec import is_spec, spec
 from meshloom.core.tree import named_leaves
 from meshloom.parallel.table import build
@@ -110,6 +111,25 @@ def test_factored_state_has_rows_of_its_own() -> None:
 def test_logits_exist_a_chunk_at_a_time() -> None:
     logits = next(held.parts[0] for held in drawn("tensor=2", micro=1, seq=64).acts if held.paths == ("logits",))
     assert logits.shape == (64, 64, 192) and logits.note == "" and logits.bytes == 64 * 64 * 192 * 4
+
+
+def test_tokens_of_a_ring_are_those_that_the_host_gives_a_device() -> None:
+    for spelling, device in (("context=4", 1), ("context=2 ulysses=2", 2)):
+        d, lay = drawn(spelling, device=device), build(spelling, config("llama", layers=3)[1], 16, "gpu")
+        tokens = next(held.parts[0] for held in d.acts if held.paths == ("tokens",))
+        place = sorted(np.split(arrange(lay, np.arange(16)), 4)[device])
+        assert tokens.note == f"places {spans(place)}"
+
+
+def test_heads_are_split_further_inside_attention() -> None:
+    acts = {held.paths[0]: held.parts[0] for held in drawn("ulysses=2 tensor=2").acts}
+    assert acts["queries"].shape == (64, 8, 4, 8) and acts["queries in attention"].shape == (64, 16, 2, 8)
+    assert "queries in attention" not in {held.paths[0] for held in drawn("context=2").acts}
+
+
+def test_embed_is_whole_inside_a_layer_unless_its_weights_are_split() -> None:
+    shape = lambda spelling: next(held.parts[0].shape for held in drawn(spelling).acts if held.paths == ("input of a layer's half",))
+    assert shape("tensor2d=2x2") == (32, 16, 32) and shape("tensor3d=2x2x2") == (32, 16, 16)
 
 
 def test_the_mesh_is_explained() -> None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from meshloom.core.layout import TABLES, Layout
+from meshloom.core.order import padded, true_place
 from meshloom.core.spec import Spec, is_spec, spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
@@ -32,13 +34,16 @@ ACTIVATIONS = {
     "residual stream": ("batch seq embed", ""),
     "input of a layer's half": ("batch whole_seq whole_embed", ""),
     "queries": ("work_batch whole_seq heads head", ""),
+    "queries in attention": ("work_batch attend_seq attend_heads head", ""),
     "keys, values": ("work_batch whole_seq kv_heads head", ""),
     "inside the MLP": ("work_batch whole_seq ffn", ""),
     "logits": ("work_batch whole_seq vocab", "float32"),
 }
 """What a step computes -> its axes, and its type where that is not the arithmetic's."""
-INSIDE = {"work_batch": "batch", "whole_embed": "embed"}
-"""Names of axes inside a layer -> those outside, whose sizes they have; these are shown where a layout cuts both alike."""
+INSIDE = {"work_batch": "batch", "whole_embed": "embed", "attend_seq": "whole_seq", "attend_heads": "heads"}
+"""Names of axes inside a layer or its attention -> those outside, whose sizes they have; these are shown where a layout cuts both alike."""
+SHOWN = {"whole_embed": "embed", "attend_heads": "heads"}
+"""Names that are shown as others in any case."""
 MOST = 16
 """Devices that are all drawn; of larger meshes the first few along each axis and the last."""
 
@@ -184,16 +189,20 @@ def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cu
     lay.shard_shape(table, s)
     for name, whole in zip(s.axes, s.shape):
         over = split(lay, name, table)
-        found.append(Cut("embed" if name == "whole_embed" else name, whole, over, lay.size(over), piece(lay.sizes, over, place)))
+        found.append(Cut(SHOWN.get(name, name), whole, over, lay.size(over), piece(lay.sizes, over, place)))
     return tuple(found)
 
 
 def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
-    """The mesh axes that split an axis under a table. Rows inside a layer are split as everywhere, and over `lay.inner` besides; embed there only
-    where the weights that it meets are split too."""
-    if name == "whole_embed":
-        return tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ()))
-    return (*(lay.batch if name == "work_batch" else ()), *getattr(lay, table).get(name, ()))
+    """The mesh axes that split an axis under a table. Inside a layer, rows are split as everywhere and over `lay.inner` besides, embed only where
+    the weights that it meets are split too; inside attention heads are split over `lay.exchange` besides."""
+    own = getattr(lay, table).get(name, ())
+    inside = {
+        "work_batch": (*lay.batch, *own),
+        "whole_embed": tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ())),
+        "attend_heads": (*lay.acts.get("heads", ()), *lay.exchange),
+    }
+    return inside.get(name, own)
 
 
 def piece(sizes: Mapping[str, int], over: tuple[str, ...], place: Mapping[str, int]) -> int:
@@ -256,17 +265,26 @@ def _weight(x: Shapes, s: Spec, n: int, place: Mapping[str, int], beside: list[t
 
 def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ...]:
     """The activations of one micro-batch. Those of axes that the model has not are left out."""
-    lay, sizes = x.layout, {name: whole for s in x.leaves.values() for name, whole in zip(s.axes, s.shape)}
-    sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": seq, "whole_seq": seq}
+    lay, length = x.layout, padded(x.layout, seq)
+    sizes = {name: whole for s in x.leaves.values() for name, whole in zip(s.axes, s.shape)}
+    sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": length, "whole_seq": length}
     found = []
     sizes |= {inside: sizes[outside] for inside, outside in INSIDE.items()}
     plain = {inside: outside for inside, outside in INSIDE.items() if split(lay, inside) == split(lay, outside)}
     for name, (axes, dtype) in ACTIVATIONS.items():
-        if all(axis in sizes for axis in axes.split()):
+        if all(axis in sizes for axis in axes.split()) and not ("attend_heads" in axes and "attend_heads" in plain):
             s = spec(sizes, " ".join(plain.get(axis, axis) for axis in axes.split()))
             one = _activation(x, s, place, dtype or x.dtype)
+            if name == "tokens" and lay.ring:
+                one = one._replace(note=f"places {spans(held_places(lay, one.cuts[-1]))}")
             found.append(Held((name,), tuple(cut.name for cut in one.cuts), s.shape, (one,)))
     return tuple(found)
+
+
+def held_places(lay: Layout, seq: Cut) -> list[int]:
+    """The places in its row of the tokens that a device holds, where a ring orders them.  seq: the device's cut of the sequence."""
+    count = seq.size // seq.parts
+    return sorted(int(n) for n in true_place(lay, seq.own * count + np.arange(count), seq.size))
 
 
 def _activation(x: Shapes, s: Spec, place: Mapping[str, int], dtype: str) -> Part:

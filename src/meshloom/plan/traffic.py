@@ -17,21 +17,24 @@ ShapesOf = Callable[[Any, int], Shapes]
 
 BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
 """Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = ("parameters", "the embedding", "statistics", "into", "", "recomputed", "out of", "the head", "the loss")
-"""Words of reasons in the order of the forward pass; "" is any other."""
-BACK = (
-    "the head",
+ORDER = (
     "parameters",
+    "the embedding",
+    "statistics",
+    "into",
+    "heads for",
+    "keys and values",
+    "",
     "recomputed",
     "out of",
-    "",
-    "into",
-    "statistics",
-    "the embedding",
-    "gradients",
-    "sums",
-    "the gradient's norm",
+    "the head",
+    "the loss",
 )
+"""Words of reasons in the order of the forward pass; "" is any other."""
+BACK = (
+    "the head", "parameters", "recomputed", "out of", "heads for", "keys and values", "their gradients", "", "into", "statistics", "the embedding",
+    "gradients", "sums", "the gradient's norm",
+)  # fmt: skip
 """The same, backward."""
 
 
@@ -115,7 +118,7 @@ def twice(c: Any, times: int = 2) -> Any:
 
 def _cost(spelling: str, of: ShapesOf, c: Any, micro: int, times: int) -> dict[tuple, tuple[int, int]]:
     """Count and bytes by kind, axes and reason. What a compiler merges of some layers it merges of all these."""
-    x = of(twice(c, times), micro)._replace(merged=of(c, micro).merged * times)
+    x = of(twice(c, times), micro)._replace(merged={stack: n * times for stack, n in of(c, micro).merged.items()})
     return {(m.kind, m.axes, m.why): (m.count, m.bytes) for m in step_cost(spelling, x)}
 
 

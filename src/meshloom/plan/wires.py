@@ -16,7 +16,7 @@ GLYPHS = {
 HAVE = {"own": (1, 0, 0, 0), "all": (1, 1, 1, 1), "sums": (2, 2, 2, 2), "next": (0, 1, 0, 0), "row": (1, 1, 0, 0), "column": (1, 0, 1, 0)}
 """A device's four parts: 0 none, 1 there, 2 its share of a sum."""
 FILL = ("white", OWN, OTHER)
-GLYPH, KIND, OVER, WHY, BYTES, SENT, BAR = 104.0, 148.0, 246.0, 344.0, 660.0, 732.0, 742.0
+GLYPH, KIND, OVER, WHY, BYTES, SENT, BAR = 104.0, 148.0, 250.0, 346.0, 660.0, 732.0, 742.0
 """Where the columns begin; bytes end at theirs."""
 ROW = 21.0
 

@@ -44,9 +44,10 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     spelling = default(devices, c) if spelling == "auto" else spelling
     seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
+    packed = config.data.packing == "documents"
     shapes(model, c, lay, seq, batch.sequences, batch.micro_batches, how, dtype)  # refuses what does not divide
 
     def of(c: Any, micro: int) -> Shapes:
-        return shapes(model, c, lay, seq, batch.sequences // batch.micro_batches * micro, micro, how, dtype)
+        return shapes(model, c, lay, seq, batch.sequences // batch.micro_batches * micro, micro, how, dtype, packed)
 
     return drawing(model, c, spelling, of, batch.micro_batches, seq, kept(config, model.specs(c)), device)
