@@ -90,11 +90,10 @@ def main() -> None:
     for rules in ("", *LAYOUTS):
         value, good, told = train(rules, asked.parse_args().steps)
         one = one or value
-        assert abs(value / one - 1) < 5e-3
+        differs = abs(value / one - 1)
+        assert differs < 5e-3
         print(f"\n{told}\n\n" if rules == LAYOUTS[0] else "", end="")
-        print(
-            f"{rules or 'one device':40} loss {value:.4f}  differs {abs(value / one - 1):.0e}  found {good:.1%}  a step moves {told.bytes:,} B"
-        )
+        print(f"{rules or 'one device':40} loss {value:.4f}  differs {differs:.0e}  found {good:.1%}  a step moves {told.bytes:,} B")
 
 
 if __name__ == "__main__":
