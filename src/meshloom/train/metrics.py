@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,8 @@ from meshloom.core.files import explained, write_bytes
 
 SUMS: tuple[str, ...] = ("loss", "z", "correct", "tokens")
 """Added up over an interval; the others are the values of its last step."""
+LAST = ("norm", "lr", "scale", "skipped", "consecutive")
+"""The values that every way of training tells of a step."""
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
@@ -32,10 +35,14 @@ class Line(NamedTuple):
     lr: float
     scale: float
     skipped: int
+    more: Mapping[str, float] = {}
+    """What else the way of training tells of its last step, such as AdaScale's gain."""
 
     def tree(self) -> dict[str, Any]:
         """As it is written; null for what is no number, such as the norm of a skipped step."""
-        return {"kind": "train", **{k: v if math.isfinite(v) else None for k, v in self._asdict().items()}}
+        values = {**self._asdict(), **self.more}
+        del values["more"]
+        return {"kind": "train", **{k: v if math.isfinite(v) else None for k, v in values.items()}}
 
 
 class Interval:
@@ -78,9 +85,8 @@ class Interval:
         """The line of the interval that ends with this step; the next begins empty."""
         s, self.sums, last = self.sums, dict.fromkeys(SUMS, 0.0), self.last
         tokens = s["tokens"] or math.nan
-        return Line(
-            step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"])
-        )
+        known = s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"])
+        return Line(step, *known, {name: value for name, value in last.items() if name not in (*SUMS, *LAST)})
 
 
 class Metrics:

@@ -64,6 +64,7 @@ class Progress:
         """Shows an interval."""
         mfu = "" if rate.mfu is None else f"  MFU {rate.mfu:.0%}"
         text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  norm {line.norm:.2f}  {rate.tokens:,.0f} tok/s{mfu}"
+        text += "".join(f"  {name} {value:.2f}" for name, value in line.more.items())
         if self.bar:
             self.bar.update(self.bar.task_ids[0], told=text)
         elif self.show:
