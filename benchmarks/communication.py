@@ -22,14 +22,20 @@ SMALL = [
 WAYS: dict[str, tuple[str, list[str]]] = {
     "adamw": ("", []),
     "1-bit Adam": ("adamw", ["optimizer.kind=onebit_adam", "optimizer.freeze_step={fifth}"]),
-    "0/1 Adam": ("adamw", ["optimizer.kind=zero_one_adam", "optimizer.freeze_step={fifth}", "optimizer.local_scaler={fifth}", "optimizer.local_clip=4"]),
+    "0/1 Adam": (
+        "adamw",
+        ["optimizer.kind=zero_one_adam", "optimizer.freeze_step={fifth}", "optimizer.local_scaler={fifth}", "optimizer.local_clip=4"],
+    ),
     "local SGD, H=8": ("adamw", ["outer.kind=local_sgd", "outer.every=8"]),
     "SlowMo, H=8": ("adamw", ["outer.kind=slowmo", "outer.every=8", "outer.lr=1.0", "outer.momentum=0.3"]),
     "DiLoCo, H=10": ("adamw", ["outer.kind=diloco", "outer.every=10", "outer.lr=0.7", "outer.momentum=0.7"]),
     "lamb": ("", ["optimizer.kind=lamb", "optimizer.lr=2e-2"]),
     "1-bit LAMB": ("lamb", ["optimizer.kind=onebit_lamb", "optimizer.lr=2e-2", "optimizer.freeze_step={fifth}"]),
     "sgd, a quarter of the batch": ("", ["optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.3", "batch.sequences=8"]),
-    "sgd, AdaScale": ("sgd, a quarter of the batch", ["optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.3", "optimizer.adascale=true"]),
+    "sgd, AdaScale": (
+        "sgd, a quarter of the batch",
+        ["optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.3", "optimizer.adascale=true"],
+    ),
 }
 """Way -> (the run to compare it with, settings)."""
 
@@ -71,7 +77,11 @@ def main() -> None:
     print("\n| way | steps | held-out loss | against | sent a step | of its |\n|---|---|---|---|---|---|")
     for name, (loss, done, sent) in rows.items():
         other = WAYS[name][0]
-        beside = f"{loss / rows[other][0] - 1:+.2%} of {other} | {sent:,.0f} | 1/{rows[other][2] / sent:.1f}" if other in rows else f"| {sent:,.0f} |"
+        beside = (
+            f"{loss / rows[other][0] - 1:+.2%} of {other} | {sent:,.0f} | 1/{rows[other][2] / sent:.1f}"
+            if other in rows
+            else f"| {sent:,.0f} |"
+        )
         print(f"| {name} | {done} | {loss:.4f} | {beside} |")
 
 

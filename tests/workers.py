@@ -42,9 +42,9 @@ def plan(replicas: int) -> Plan:
     return Plan(make_mesh(lay), lay, How("scan"), 1, "float32")
 
 
-def shapes(p: Plan) -> Shapes:
+def shapes(lay: Layout, like=None) -> Shapes:
     """What the traffic of arrays like the parameters depends on."""
-    return Shapes(specs(), None, p.layout, 1, 8, 1, "none", "float32", 0, 4, False, {})
+    return Shapes(like or specs(), None, lay, 1, 8, 1, "none", "float32", 0, 4, False, 0, (), False)
 
 
 def draw(rng: np.random.Generator, lead: tuple[int, ...] = (), scale: float = 0.3) -> dict[str, np.ndarray]:

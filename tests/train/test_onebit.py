@@ -9,7 +9,6 @@ import workers
 from meshloom.core.layout import Layout
 from meshloom.core.spec import is_spec, spec
 from meshloom.core.tree import named_leaves
-from meshloom.parallel.base import Shapes
 from meshloom.plan.cost import compare, wire_bytes
 from meshloom.plan.hlo import collectives
 from meshloom.recipes.verify import QUICK
@@ -53,7 +52,7 @@ def test_exchange_is_that_of_workers_and_one_server(replicas):
         workers.near(workers.host(have.server), server.server)
         workers.near({n: a for n, a in workers.host(have.worker).items()}, {n: np.stack([w[n] for w in server.worker]) for n in live})
         values = workers.draw(rng, (replicas,))
-    lines = compare(collectives(program.as_text(), p.layout.sizes), exchange_cost(workers.shapes(p)))
+    lines = compare(collectives(program.as_text(), p.layout.sizes), exchange_cost(workers.shapes(p.layout)))
     assert lines and all(line.equal for line in lines), lines
 
 
@@ -74,7 +73,7 @@ def test_a_bit_each_way():
     """Of a large matrix, 2 n / 8 bytes and a few scales, on the wire (n-1)/n of that; 32 bits twice for the plain mean."""
     lay = Layout({"data": 4}, acts={"batch": ("data",)})
     big = {"w": spec({"embed": 1024, "ffn": 4096}, "embed ffn")}
-    found = exchange_cost(Shapes(big, None, lay, 1, 8, 1, "none", "float32", 0, 4, False, {}))
+    found = exchange_cost(workers.shapes(lay, big))
     elements = 1024 * 4096
     assert sum(c.bytes for c in found if c.kind == "all-to-all") == elements // 8
     assert sum(wire_bytes(c, lay) for c in found) == pytest.approx(2 * elements / 8 * 3 / 4, rel=1e-4)
@@ -87,7 +86,7 @@ def test_one_replica_exchanges_nothing():
     mean, same = make_exchange(p, workers.specs())(workers.tree(values), live, errors)
     assert same is errors
     assert all(np.array_equal(a, values[name][0]) for name, a in workers.host(mean).items())
-    assert exchange_cost(workers.shapes(p)) == ()
+    assert exchange_cost(workers.shapes(p.layout)) == ()
 
 
 def test_a_matrix_that_cannot_be_shared_out_is_refused():

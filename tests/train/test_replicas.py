@@ -101,7 +101,7 @@ def test_the_mean_and_its_norm_and_traffic(replicas):
     workers.near(workers.host(mean), {n: a.astype(np.float64).mean(0) for n, a in values.items()})
     assert float(norm) == pytest.approx(np.sqrt(sum(np.square(a.mean(0)).sum() for a in values.values())), rel=1e-5)
     bare = jax.jit(make_mean(p, workers.specs()), in_shardings=(where,)).lower(workers.tree(values)).compile(compiler_options=QUICK)
-    lines = compare(collectives(bare.as_text(), p.layout.sizes), mean_cost(workers.shapes(p)))
+    lines = compare(collectives(bare.as_text(), p.layout.sizes), mean_cost(workers.shapes(p.layout)))
     assert lines and all(line.equal for line in lines)
 
 

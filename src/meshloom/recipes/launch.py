@@ -14,6 +14,7 @@ from meshloom import __version__
 from meshloom.core.config import dump, to_tree
 from meshloom.core.files import FolderLock, write_text
 from meshloom.core.mesh import make_mesh
+from meshloom.core.order import told
 from meshloom.core.tree import Tree
 from meshloom.data import tokenizer as tokenizers
 from meshloom.data.sets import Sets, describe, open_sets
@@ -31,8 +32,10 @@ from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
-from meshloom.train.method import Method, facts_of, shape
+from meshloom.train.method import Method, facts_of, plain, shape
 from meshloom.train.method import check as check_method
+from meshloom.train.optimizer import make_optimizer
+from meshloom.train.step import state_of
 from meshloom.weights import hf
 from meshloom.weights.load import Source, check, load
 
@@ -56,10 +59,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     """The model, layout and plan of a recipe on these devices (by default all).  Raises ValueError where they do not fit each other."""
     devices = jax.devices() if devices is None else devices
     model, c, source = model_of(config)
-    if config.data.seq > c.max_seq:
-        raise ValueError(
-            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
-        )
+    check_length(config, c)
     said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
@@ -69,12 +69,13 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
     check_method(method(config), layout, model.specs(c))
-    how = How(_runner(config, c, devices[0].platform), config.train.remat)
+    how = How(runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
     plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
     rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
     kinds = dict.fromkeys(model.kinds(c))
     said += dict.fromkeys(training_row(c, layout, kind, rows, config.data.seq, packed, plan.dtype) for kind in kinds)
+    said += [padding] if (padding := told(layout, config.data.seq)) else []
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
@@ -86,7 +87,16 @@ def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
     return MODELS[config.model.family], config.model.config, None
 
 
-def _runner(config: RunConfig, c: Any, platform: str) -> str:
+def check_length(config: RunConfig, c: Any) -> None:
+    """Refuses sequences longer than the model is made for."""
+    if config.data.seq > c.max_seq:
+        raise ValueError(
+            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
+        )
+
+
+def runner(config: RunConfig, c: Any, platform: str) -> str:
+    """How the layers run: as the recipe says, or what is best on a platform."""
     if config.train.runner != "auto":
         return config.train.runner
     # a CPU's compiler merges an unrolled layer's recomputation with the first computation, so that remat would save nothing
@@ -117,8 +127,14 @@ def method(config: RunConfig) -> Method:
 def explained(config: RunConfig, chosen: Chosen) -> Explained:
     """The plan in numbers."""
     found = shape(method(config), chosen.plan, chosen.model.specs(chosen.config))
-    kept = Kept({**found.kinds, **({"average": found.state.ema} if config.train.ema else {})}, found.layout, found.moves)
-    return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, kept)
+    beside = Kept({**found.kinds, **({"average": found.state.ema} if config.train.ema else {})}, found.layout, found.moves)
+    return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, beside)
+
+
+def kept(config: RunConfig, params: Tree) -> dict[str, Tree]:
+    """The specs of what a run stores between steps beside its parameters; for a way of training that saves traffic, those of the plain one."""
+    state = state_of(make_optimizer(plain(config.optimizer), params), params, config.train)
+    return {"optimizer": state.opt, **({"average": state.ema} if config.train.ema else {})}
 
 
 class Prepared(NamedTuple):

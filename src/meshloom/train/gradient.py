@@ -59,7 +59,7 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
-        return grads, {name: scored if name == "tokens" else sum_over(a, tokens) for name, a in sums.items()}
+        return grads, {name: scored if name == "tokens" else sum_over(a, plan.layout.summed) for name, a in sums.items()}
 
     return share
 

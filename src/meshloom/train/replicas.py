@@ -20,7 +20,7 @@ from meshloom.core.spec import AXES, Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary
 from meshloom.objectives.lm import Objective
-from meshloom.parallel.base import Collective, Shapes
+from meshloom.parallel.base import Collective, Shapes, ordered
 from meshloom.plan.cost import step_cost
 from meshloom.plan.plan import Plan
 from meshloom.train.gradient import batch_partition, global_norm, make_local
@@ -135,10 +135,10 @@ def make_one(plan: Plan, specs: Tree) -> Callable[[Tree], Tree]:
 
 def gradient_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """What `make_replica_gradient` moves: inside a replica as always; between replicas the sums for the log and one norm."""
-    between, tokens = axes(x.layout), tuple(a for a in x.layout.sizes if a in x.layout.tokens)
-    found = [c for c in step_cost(spelling, x._replace(layout=inside(x.layout))) if c.why != LOG]
-    if tokens:
-        found.append(Collective("all-reduce", tokens, x.sums, 4 * x.sums, LOG))
+    lay, between = x.layout, axes(x.layout)
+    found = [c for c in step_cost(spelling, x._replace(layout=inside(lay))) if c.why != LOG]
+    if lay.tokens:
+        found += [Collective("all-reduce", ordered(lay, a), n, 4 * n, LOG) for a, n in ((lay.tokens, 1), (lay.summed, x.sums - 1))]
     if between:
         found.append(Collective("all-reduce", between, 1, 4, "the replicas' norms"))
     return tuple(found)
