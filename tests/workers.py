@@ -108,7 +108,7 @@ class Server:
         used = tuple(slice(n) for n in s.used)
         out = np.zeros_like(a)
         part = a[used]
-        axes = tuple(range(int(s.axes[0] == "layer"), a.ndim))
+        axes = tuple(range(int(s.axes[0] in ("layer", "vocab")), a.ndim))
         out[used] = np.where(part >= 0, 1.0, -1.0) * np.sqrt((part**2).mean(axes, keepdims=True))
         return out
 

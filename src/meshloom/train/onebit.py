@@ -3,8 +3,9 @@
 Every replica sends the signs of its array to the replicas that serve its parts (all-to-all), each server averages its part of all arrays and
 sends the signs of that to all (all-gather); n elements move as 2 n / 8 bytes. What the signs of a replica leave out is its *worker
 error*, what those of a server leave out its *server error*; both are added before the next exchange. A scale is a weight's root mean square over
-all its elements, wherever they lie, so that the result depends on the replicas alone and not on how a replica is split. (A stack of layers is
-many weights.) Elements that are not `alive` are zero and stay zero: padding, and what has never had a gradient.
+all its elements, wherever they lie, so that the result depends on the replicas alone and not on how a replica is split. A stack of layers is
+many weights, and so is a table that is looked up row by row: one scale for a whole table would move the rows of rare tokens by what
+frequent ones need, divided by their own small variance. Elements that are not `alive` are zero and stay zero: padding, and what has never had a gradient.
 Source: arXiv 2102.02888, algorithm 1 and section 5.
 """
 
@@ -24,7 +25,7 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
 from meshloom.plan.plan import Plan
-from meshloom.train.optimizer import role
+from meshloom.train.optimizer import TABLES_BY_INDEX, role
 from meshloom.train.replicas import AXIS, axes, count, cut, placing, stacked
 
 
@@ -37,22 +38,28 @@ class Errors(NamedTuple):
 
 class Piece(NamedTuple):
     """How one parameter is exchanged. at: the axis along which the replicas share it out; None where none can be, and it is averaged in full.
-    weights: separate weights in it. used: elements of one of them, without padding. split: mesh axes that split it inside a replica. size: elements
-    on a device."""
+    weights: separate weights in it on a device, along its first axis. used: elements of one of them, without padding. split, rows: mesh axes that
+    split a weight inside a replica, and those that split the first axis. size: elements on a device."""
 
     at: int | None
     weights: int
     used: int
     split: tuple[str, ...]
+    rows: tuple[str, ...]
     size: int
 
 
 def piece(lay: Layout, s: Spec) -> Piece:
     """How a parameter is exchanged under a layout."""
-    local, many = lay.shard_shape("rest", s), s.axes[0] == "layer"
-    at = next((i for i in range(int(many), len(local)) if local[i] % count(lay) == 0), None)
-    split = ordered(lay, tuple(a for name in s.axes for a in lay.rest.get(name, ())))
-    return Piece(at, s.shape[0] if many else 1, math.prod(s.used[int(many) :]), split, math.prod(local))
+    local, lead = lay.shard_shape("rest", s), separate(s)
+    at = next((i for i in range(lead, len(local)) if local[i] % count(lay) == 0), None)
+    rows, split = (ordered(lay, tuple(a for name in names for a in lay.rest.get(name, ()))) for names in (s.axes[:lead], s.axes[lead:]))
+    return Piece(at, local[0] if lead else 1, math.prod(s.used[lead:]), split, rows, math.prod(local))
+
+
+def separate(s: Spec) -> int:
+    """1 where the first axis of a parameter counts separate weights: layers of a stack, rows of a table; else 0."""
+    return int(len(s.axes) > 1 and s.axes[0] in ("layer", *TABLES_BY_INDEX))
 
 
 def error_specs(lay: Layout, specs: Tree) -> Errors:
@@ -117,8 +124,8 @@ def _scales(lay: Layout, arrays: list[Array], pieces: list[Piece], between: tupl
     """Every weight's root mean square, [weights] for each array; one all-reduce for each way that arrays are split.
     between: further mesh axes that hold parts of them."""
     out: list[Array] = [jnp.zeros(0)] * len(arrays)
-    for split in dict.fromkeys(p.split for p in pieces):
-        mine = [i for i, p in enumerate(pieces) if p.split == split]
+    for split, rows in dict.fromkeys((p.split, p.rows) for p in pieces):
+        mine = [i for i, p in enumerate(pieces) if (p.split, p.rows) == (split, rows)]
         total = sum_over(jnp.concatenate([_squares(arrays[i], pieces[i]) for i in mine]), ordered(lay, (*between, *split)))
         at = 0
         for i in mine:
@@ -160,23 +167,34 @@ def _exchange(
     replicas, here = count(lay), lax.axis_index(AXIS)
     own = [(v[0] + e[0]) * a for v, e, a in zip(values, worker, alive)]
     scales = _scales(lay, own, pieces, ())
-    everyone = lax.all_gather(jnp.concatenate(scales), AXIS)
+    everyone = _everyone(scales, pieces)
     left = [(c - _wide(s, c) * sign(c)) * a for c, s, a in zip(own, scales, alive)]
-    parts, masks, at = [], [], 0
-    for c, a, e, p in zip(own, alive, server, pieces):
+    parts, masks = [], []
+    for c, a, e, p, given in zip(own, alive, server, pieces, everyone):
         mine = apart(c >= 0, p.at, replicas)
         votes = lax.all_to_all(pack(mine.reshape(replicas, -1)), AXIS, 0, 0, tiled=True)
         votes = unpack(votes, mine[0].size).reshape(mine.shape)
-        given = everyone[:, at : at + p.weights].reshape(replicas, -1, *[1] * (c.ndim - 1))
+        given = given.reshape(replicas, -1, *[1] * (c.ndim - 1))
         masks.append(lax.dynamic_index_in_dim(apart(a, p.at, replicas), here, keepdims=False))
         parts.append(((votes * given).sum(0) / replicas + e) * masks[-1])
-        at += p.weights
     served = _scales(lay, parts, pieces, (AXIS,))
     out = []
     for part, mask, s, a, e, p in zip(parts, masks, served, alive, left, pieces):
         bits = lax.all_gather(pack((part >= 0).reshape(1, -1)), AXIS, axis=0, tiled=True, to="invarying")
         signs = together(unpack(bits, part.size).reshape(replicas, *part.shape), p.at)
         out.append((signs * _wide(s, signs) * a, e[None], (part - _wide(s, part) * sign(part)) * mask))
+    return out
+
+
+def _everyone(scales: list[Array], pieces: list[Piece]) -> list[Array]:
+    """The scales of all replicas, [replica, weights] for each array; one all-gather for each way that first axes are split."""
+    out = list(scales)
+    for rows in dict.fromkeys(p.rows for p in pieces):
+        mine = [i for i, p in enumerate(pieces) if p.rows == rows]
+        found = lax.all_gather(jnp.concatenate([scales[i] for i in mine]), AXIS)
+        ends = [sum(pieces[j].weights for j in mine[: n + 1]) for n in range(len(mine))]
+        for i, end in zip(mine, ends):
+            out[i] = found[:, end - pieces[i].weights : end]
     return out
 
 
@@ -194,8 +212,10 @@ def exchange_cost(x: Shapes) -> tuple[Collective, ...]:
     signs = sum(replicas * math.ceil(p.size // replicas / 8) for p in cuts)
     found.append(Collective("all-to-all", between, len(cuts), signs, "signs of every replica, to the servers"))
     found.append(Collective("all-gather", between, len(cuts), signs, "signs of the mean, from the servers"))
-    found.append(Collective("all-gather", between, 1, 4 * replicas * sum(p.weights for p in cuts), "a scale for each weight"))
-    for split in dict.fromkeys(p.split for p in cuts):
-        size = 4 * sum(p.weights for p in cuts if p.split == split)
+    for rows in dict.fromkeys(p.rows for p in cuts):
+        size = 4 * replicas * sum(p.weights for p in cuts if p.rows == rows)
+        found.append(Collective("all-gather", between, 1, size, "a scale for each weight"))
+    for split, rows in dict.fromkeys((p.split, p.rows) for p in cuts):
+        size = 4 * sum(p.weights for p in cuts if (p.split, p.rows) == (split, rows))
         found += [Collective("all-reduce", ordered(lay, (*more, *split)), 1, size, "sums of squares") for more in ((), between)]
     return merge(c for c in found if c.axes)
