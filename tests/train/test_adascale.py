@@ -60,7 +60,7 @@ def test_adascale_is_that_of_its_paper(kind, replicas):
     sim = simulate(c, replicas, start, grads, 4.0)
     for (_, params, _opt, _, told), (x, r, scaled, lr) in zip(workers.run(p, rule, start, grads, [0.0] * STEPS), sim):
         workers.near(params, x, 1e-5)
-        for name, want in (("gain", r), ("scaled", scaled), ("lr", lr)):
+        for name, want in (("adascale_gain", r), ("scaled_steps", scaled), ("lr", lr)):
             assert float(told[name]) == pytest.approx(want, rel=1e-5), name
         gains.append(r)
     assert all(1 < r < replicas for r in gains) if replicas > 1 else gains == [1.0] * STEPS

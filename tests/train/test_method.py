@@ -160,9 +160,9 @@ def test_a_run_resumes_bit_for_bit_and_exports_the_shared_weights(way, tmp_path,
     exported = open_model(first / "hf").weights(None)
     assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(named_leaves(read).values(), named_leaves(exported).values()))
     lines = metrics.read(first, "train")
-    assert ("gain" in lines[0]) == (way == "adascale") and lines[-1]["step"] == outcome.step
+    assert ("adascale_gain" in lines[0]) == (way == "adascale") and lines[-1]["step"] == outcome.step
     if way == "adascale":
-        assert all(1 <= line["gain"] <= 2 for line in lines) and lines[-2]["scaled"] < 9 <= lines[-1]["scaled"]
+        assert all(1 <= line["adascale_gain"] <= 2 for line in lines) and lines[-2]["scaled_steps"] < 9 <= lines[-1]["scaled_steps"]
     if way == "diloco":
         one = recipe(tmp_path, **merge(more, {**WHOLE_RUNS[way], "layout": "", "train": {"steps": 7}}))
         with pytest.raises(ValueError, match=r"replicas"):

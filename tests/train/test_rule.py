@@ -147,5 +147,5 @@ def test_one_replica_is_the_optimizer_itself():
     for name in plain[3]:
         if name.startswith("params"):
             np.testing.assert_allclose(local[3][name], plain[3][name], atol=1e-6, err_msg=name)
-    gains = [told["gain"] for _, told in walk("adascale", "", 3)]
+    gains = [told["adascale_gain"] for _, told in walk("adascale", "", 3)]
     assert gains == [1.0] * 3

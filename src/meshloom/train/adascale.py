@@ -69,7 +69,7 @@ def adascale(c: OptimizerConfig, plan: Plan, specs: Tree, schedule: Schedule, pe
         towards, inner = tx.update(grads, opt.inner, params, lr=lr, factor=clip_factor(norm, clip), finite=g.finite)
         new, kept = optax.apply_updates(params, towards), AdaScale(inner, scaled, noise, signal, seen)
         new, kept = select(g.finite, (new, kept), (params, opt))
-        return new, kept, g.finite, {"lr": lr, "norm": norm, "gain": r, "scaled": kept.scaled}
+        return new, kept, g.finite, {"lr": lr, "norm": norm, "adascale_gain": r, "scaled_steps": kept.scaled}
 
     state = AdaScale(state_specs(tx, specs), number(), number(), number(), number("int32"))
     return Rule(

@@ -180,7 +180,7 @@ class Hooks:
 
     def over(self, done: int) -> bool:
         """Whether the run is at its end: all steps are done, or the sum of their gains has come to as many."""
-        return done >= self.run.steps or self.interval.last.get("scaled", 0.0) >= self.run.steps
+        return done >= self.run.steps or self.interval.last.get("scaled_steps", 0.0) >= self.run.steps
 
     def due(self, state: State, done: int) -> None:
         """Validation and text, where their step has come."""
