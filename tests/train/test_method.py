@@ -1,6 +1,7 @@
 """What is refused, and in which words; what a plan knows of every way of training."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,15 @@ def test_matrices_that_replicas_cannot_share_out_are_refused():
             Layout({"data": 3}, acts={"batch": ("data",)}),
             {"w": spec({"vocab": 25, "embed": 8}, "vocab embed")},
         )
+
+
+def test_parameters_without_a_gradient_are_refused():
+    """A router's biases, which the step moves by the load."""
+    told = {"bias": replace(spec({"embed": 8}, "embed"), role="settled")}
+    for m in (method(kind="lamb"), method(outer={"kind": "diloco"})):
+        with pytest.raises(ValueError, match="moves parameters by gradients alone, and bias has none"):
+            check(m, DATA, told)
+    check(method(), DATA, told)
 
 
 def test_what_can_be_is_not():

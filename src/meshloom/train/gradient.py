@@ -59,9 +59,14 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
-        return grads, {name: scored if name == "tokens" else sum_over(a, plan.layout.summed) for name, a in sums.items()}
+        return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
     return share
+
+
+def over_devices(lay: Layout, a: jax.Array) -> jax.Array:
+    """A sum over this device's tokens as that over all devices'; what is of all devices already is left alone."""
+    return sum_over(a, tuple(axis for axis in lay.summed if axis in varying(a)))
 
 
 def batch_partition(plan: Plan) -> Batch:
@@ -94,6 +99,8 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
+    if s.role == "settled":
+        return jnp.zeros(g.shape, g.dtype)
     dim, scatter = lay.gathered("rest", "grad", s.axes)
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)

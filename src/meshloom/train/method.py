@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from meshloom.core.layout import Layout
-from meshloom.core.tree import Tree
+from meshloom.core.spec import is_spec
+from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import Objective
 from meshloom.parallel.base import Collective, Shapes
@@ -69,6 +70,12 @@ def check(m: Method, lay: Layout, specs: Tree) -> None:
         raise ValueError(
             f"{m.saves} works between replicas along mesh axis 'data', and the layout has none ({' '.join(f'{a}={n}' for a, n in lay.sizes.items())}). "
             "Add data=2 or more, such as 'data=2 zero3=4', or leave the setting out."
+        )
+    told = [name for name, s in named_leaves(specs, is_spec).items() if s.role == "settled"]
+    if told and (m.saves or kind in RULES):
+        raise ValueError(
+            f"{m.saves or f'optimizer.kind: {kind}'} moves parameters by gradients alone, and {told[0]} has none: its layer changes it after every step. "
+            "Use a model without such parameters, or leave the setting out."
         )
     if kind in COMPRESSED:
         if m.steps and m.optimizer.freeze_step >= m.steps:

@@ -141,6 +141,7 @@ def gradient_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
         found += [Collective("all-reduce", ordered(lay, a), n, 4 * n, LOG) for a, n in ((lay.tokens, 1), (lay.summed, x.sums - 1))]
     if between:
         found.append(Collective("all-reduce", between, 1, 4, "the replicas' norms"))
+        found += [Collective("all-reduce", between, 1, 4 * x.told.load, "the routers' load")] if x.told.load else []
     return tuple(found)
 
 
