@@ -12,7 +12,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import Init, is_spec, spec
 from meshloom.core.tree import named_leaves
-from meshloom.models.base import Told
+from meshloom.models.base import Sizes
 from meshloom.parallel.base import Shapes
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
@@ -45,7 +45,7 @@ def plan(replicas: int) -> Plan:
 
 def shapes(lay: Layout, like=None) -> Shapes:
     """What the traffic of arrays like the parameters depends on."""
-    return Shapes(like or specs(), None, lay, 1, 8, 1, "none", "float32", {}, 4, False, 0, (), False, Told())
+    return Shapes(like or specs(), None, lay, 1, 8, 1, "none", "float32", {}, 4, False, 0, (), False, Sizes())
 
 
 def draw(rng: np.random.Generator, lead: tuple[int, ...] = (), scale: float = 0.3) -> dict[str, np.ndarray]:
