@@ -140,18 +140,20 @@ def drawing(
         )
     place = coordinates(lay.sizes, device)
     weights, others = arrays(x, place, kept)
+    acts = activations(x, seq, place)
+    names = {axis for held in (*weights, *acts) for axis in held.axes}
     cut = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
     return Drawing(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         spelling=spell(parse(spelling)),
         how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {cut}, {x.dtype}, remat {x.remat}, {lay.platform}",
         sizes=lay.sizes,
-        axes=mesh_axes(spelling, lay),
+        axes=mesh_axes(spelling, lay, names),
         device=device,
         place=place,
         weights=weights,
         kept=others,
-        acts=activations(x, seq, place),
+        acts=acts,
         traffic=traffic(model, c, spelling, of, micro),
     )
 
@@ -164,8 +166,8 @@ def coordinates(sizes: Mapping[str, int], device: int) -> dict[str, int]:
     return {name: place[name] for name in sizes}
 
 
-def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
-    """Every mesh axis, with the strategies that asked for it."""
+def mesh_axes(spelling: str, lay: Layout, names: set[str]) -> tuple[MeshAxis, ...]:
+    """Every mesh axis, with the strategies that asked for it.  names: axes that the model's arrays have."""
     found = []
     for name, devices in lay.sizes.items():
         words, phrases = [], []
@@ -177,7 +179,7 @@ def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
         splits: dict[str, tuple[str, ...]] = {}
         for table in TABLES:
             for axis, over in getattr(lay, table).items():
-                if name in over:
+                if name in over and axis in names:
                     splits[axis] = (*splits.get(axis, ()), table)
         what = "; ".join(phrases)
         said = found and (found[-1].asked, found[-1].what or what) == (" ".join(words), what)
