@@ -3,7 +3,7 @@
 Nothing is stated twice: `step_cost` is asked for the model with its layers twice and for one micro-batch more, and the differences are the shares.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from meshloom.core.layout import Layout
@@ -118,9 +118,7 @@ def twice(c: Any, times: int = 2) -> Any:
 
 def _cost(spelling: str, of: ShapesOf, c: Any, micro: int, times: int) -> dict[tuple, tuple[int, int]]:
     """Count and bytes by kind, axes and reason. What a compiler merges of some layers it merges of all these."""
-    once: Any = of(c, micro).merged
-    merged = {stack: n * times for stack, n in once.items()} if isinstance(once, Mapping) else once * times
-    x = of(twice(c, times), micro)._replace(merged=merged)
+    x = of(twice(c, times), micro)._replace(merged={stack: n * times for stack, n in of(c, micro).merged.items()})
     return {(m.kind, m.axes, m.why): (m.count, m.bytes) for m in step_cost(spelling, x)}
 
 
