@@ -106,7 +106,7 @@ def streams(x: Shapes) -> list[Collective]:
     times = x.micro * layers
     panels = [Collective("collective-permute", (axis,), times * n * q, times * size * (q - 1), why) for axis, n, size, why in rows]
     # a CPU's compiler that sees both computations of a layer takes the panels of the second half's weights from the first of them
-    there = -x.micro * x.merged * full
+    there = -x.micro * sum(x.merged.values()) * full
     panels.append(
         Collective("collective-permute", ("rows",), there * q, there * second * (q - 1), "into a layer's halves, panels, recomputed")
     )
