@@ -101,10 +101,11 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
 
 
 def serving(lay: Layout, gather: str = "layer") -> Layout:
-    """A training layout for generation: the sequence is whole, and no weight has a gradient that would lie elsewhere."""
+    """A training layout for generation: the sequence is whole, no weight has a gradient that would lie elsewhere, and
+    no option rounds one."""
     lay = lay.without("seq", "whole_seq")
     step = {"layer": lay.step, "once": lay.live}[gather]
-    return dataclasses.replace(lay, step=step, grad=step)
+    return dataclasses.replace(lay, step=step, grad=step, options={})
 
 
 def unrolled(specs: Tree, layers: int) -> Tree:

@@ -1,7 +1,7 @@
 """Loss and gradient of one step under any layout: the program that runs on every device at once.
 
-Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those written below, in `runner/gather.py`
-(into the step), in `core/leaf.py` (inside a layer) and in `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
+Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those of `core/compress.py` (weights into
+the step and gradients out of it), of `core/leaf.py` (inside a layer) and of `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
 stage of ZeRO: gradients arrive as the `rest` table has them, and the optimizer, which works on whole arrays outside the `shard_map`, updates
 each device's share alone.
 """
@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.compress import SCATTERED, bits, scatter
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import parts, sum_over
 from meshloom.core.mesh import partitions
@@ -83,10 +84,9 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
-    dim, scatter = lay.gathered("rest", "grad", s.axes)
-    if scatter:
-        g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
-    done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
+    dim, axes = lay.gathered("rest", "grad", s.axes)
+    g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
+    done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}
     return sum_over(g, tuple(a for a in (*lay.tokens, *parts(lay, s.axes)) if a not in done))
 
 

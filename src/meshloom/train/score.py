@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,8 @@ class Score(NamedTuple):
 
 
 def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict[str, jax.Array]]:
-    """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch."""
+    """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch. No option of a layout rounds anything here."""
+    plan = plan._replace(layout=replace(plan.layout, options={}))
     bound, specs, lay, objective = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout, lm()
 
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
