@@ -2,6 +2,7 @@
 #   make quickstart   train a small model on the corpus that ships, about three minutes on two cores
 #   make test         the test suite
 #   make check        ruff and the type checker
+#   make pictures     the pictures of the pages, drawn again
 #   make parity       the tests that compare with transformers and torch, in an environment of their own
 #   make bench        side by side with torch and transformers, in an environment of their own
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -12,7 +13,7 @@ PIP = -m pip install -qq --disable-pip-version-check --compile -c $(CONSTRAINTS)
 WORKERS ?= 2
 export PYTHONUNBUFFERED = 1
 
-.PHONY: quickstart test check format docs parity bench clean
+.PHONY: quickstart test check format docs pictures parity bench clean
 quickstart: .venv/core.done
 	.venv/bin/meshloom train quickstart
 
@@ -30,6 +31,9 @@ format: .venv/dev.done
 
 docs: .venv/core.done
 	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
+
+pictures: .venv/core.done
+	.venv/bin/python docs/pictures/draw.py
 
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)

@@ -10,22 +10,22 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # nobody to ask what machine t
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is opened, so several may compile at once
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-import jax  # noqa: E402
-from jax.sharding import AxisType, Mesh  # noqa: E402
+import jax
+from jax.sharding import AxisType, Mesh
 
-from meshloom.core.mesh import make_mesh  # noqa: E402
-from meshloom.core.spec import abstract  # noqa: E402
-from meshloom.models.table import MODELS  # noqa: E402
-from meshloom.objectives.lm import lm  # noqa: E402
-from meshloom.parallel.table import build  # noqa: E402
-from meshloom.plan.cost import Line, compare, shapes, step_cost  # noqa: E402
-from meshloom.plan.hlo import collectives  # noqa: E402
-from meshloom.plan.plan import Plan  # noqa: E402
-from meshloom.runner.run import How  # noqa: E402
-from meshloom.train.config import OptimizerConfig, ScheduleConfig, TrainConfig  # noqa: E402
-from meshloom.train.gradient import batch_partition, make_gradient  # noqa: E402
-from meshloom.train.schedule import make_schedule  # noqa: E402
-from meshloom.train.step import make_step  # noqa: E402
+from meshloom.core.mesh import make_mesh
+from meshloom.core.spec import abstract
+from meshloom.models.table import MODELS
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build
+from meshloom.plan.cost import Line, compare, shapes, step_cost
+from meshloom.plan.hlo import collectives
+from meshloom.plan.plan import Plan
+from meshloom.runner.run import How
+from meshloom.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from meshloom.train.gradient import batch_partition, make_gradient
+from meshloom.train.schedule import make_schedule
+from meshloom.train.step import make_step
 
 
 class Job(NamedTuple):

@@ -26,7 +26,7 @@ def splits(names: str) -> str:
     """Which axes a strategy splits in each table of a layout."""
     rows = []
     for name in names.split():
-        layout = STRATEGIES[name].layout(2)
+        layout = STRATEGIES[name].layout(*(2,) * STRATEGIES[name].axes)
         cells = (", ".join(f"{axis}: {' x '.join(over)}" for axis, over in getattr(layout, t).items()) or "-" for t in TABLES)
         rows.append((f"`{name}`", *cells))
     return table(("strategy", *TABLES), rows)

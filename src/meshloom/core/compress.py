@@ -7,6 +7,7 @@ shows behind a sum as it does without blocks.  Source: Wang et al. 2023, ZeRO++,
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,12 @@ def bits(lay: Layout, kind: Mapping[str, int], over: tuple[str, ...], axes: tupl
     kind: GATHERED or SCATTERED."""
     found = [kind[option] for axis in over for option in lay.options.get(axis, ()) if option in kind]
     return max(found, default=0) if len([a for a in axes if a != "layer"]) > 1 else 0
+
+
+def exact(lay: Layout) -> Layout:
+    """The same layout without the options that round what moves."""
+    kept = {name: tuple(o for o in options if o not in {**GATHERED, **SCATTERED}) for name, options in lay.options.items()}
+    return replace(lay, options=kept)
 
 
 def cut(n: int, width: int) -> tuple[int, int]:

@@ -63,22 +63,52 @@ class Layout:
         return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
+    def ring(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence inside attention too: keys and values go around them."""
+        return self.acts.get("attend_seq", ())
+
+    @property
+    def exchange(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence outside attention and heads inside it."""
+        return tuple(a for a in self.acts.get("whole_seq", ()) if a not in self.ring)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Mesh axes that split the batch inside a layer, beside those that split it everywhere."""
+        return self.acts.get("work_batch", ())
+
+    @property
+    def stream(self) -> tuple[str, ...]:
+        """Mesh axes that split the residual stream's embed: statistics of norms are summed over them."""
+        return self.acts.get("embed", ())
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Mesh axes over which the sums of an objective are parts."""
+        return tuple(dict.fromkeys((*self.tokens, *self.inner)))
+
+    @property
     def work(self) -> tuple[str, ...]:
         """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
 
     def even(self, rows: int) -> int:
         """`rows` of a batch, rounded up to what the devices that split it share evenly."""
-        shards = self.size(self.batch)
+        shards = self.size((*self.batch, *self.inner))
         return -(-rows // shards) * shards
 
     def size(self, axes: tuple[str, ...]) -> int:
         """Devices over these mesh axes."""
         return math.prod(self.sizes[a] for a in axes)
 
+    def splits(self, table: str, name: str) -> tuple[str, ...]:
+        """Mesh axes that split an array axis under one table: for `work_batch`, those of `batch` and its own."""
+        own = getattr(self, table).get(name, ())
+        return (*getattr(self, table).get("batch", ()), *own) if name == "work_batch" else own
+
     def partition(self, table: str, axes: tuple[str, ...]) -> PartitionSpec:
         """The PartitionSpec of an array with these axis names under one table. A mesh axis that would split two axes is an error naming both."""
-        entries = [getattr(self, table).get(name, ()) for name in axes]
+        entries = [self.splits(table, name) for name in axes]
         used: dict[str, str] = {}
         for name, mesh_axes in zip(axes, entries):
             for mesh_axis in mesh_axes:
@@ -103,7 +133,7 @@ class Layout:
         """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""
         shape = []
         for size, name in zip(s.shape, s.axes):
-            mesh_axes = getattr(self, table).get(name, ())
+            mesh_axes = self.splits(table, name)
             parts = self.size(mesh_axes)
             if size % parts:
                 raise ValueError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from pydantic import Field, model_validator
@@ -10,12 +10,15 @@ from pydantic import Field, model_validator
 from meshloom.core.batch import Batch
 from meshloom.core.config import Section
 from meshloom.core.layout import Layout
-from meshloom.core.spec import ZEROS, Init, Spec, spec
+from meshloom.core.spec import ONES, ZEROS, Init, Spec, spec
 from meshloom.core.tree import Tree, pytree
 
 
 class ModelConfig(Section):
     """Sizes and constants that every family has. A family adds its own."""
+
+    mixing: ClassVar[str] = "attention"
+    """What mixes tokens in the family's blocks: "attention" is `models.attention.attend`. A layer of another name is refused where the sequence is split."""
 
     layers: int = Field(ge=1)
     """Blocks."""
@@ -92,6 +95,10 @@ class ModelConfig(Section):
         )
         return spec(sizes, axes, Init(self.init_std) if init is None else init, used={"vocab": self.vocab})
 
+    def gain(self, axes: str, role: str = "norm") -> Spec:
+        """The Spec of a norm's gain.  role: a row of core.spec.ROLES."""
+        return replace(self.spec(axes, ONES), role=role)
+
     def zeros(self, axes: str, role: str = "added") -> Spec:
         """The Spec of a bias.  role: a row of core.spec.ROLES."""
         return replace(self.spec(axes, ZEROS), role=role)
@@ -135,6 +142,7 @@ class Ctx:
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
     training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
     """
 
     segments: jax.Array
@@ -145,6 +153,7 @@ class Ctx:
     layer: jax.Array | int
     cache: KV | None
     slots: Slots | None
+    documents: jax.Array | None = None
 
 
 def context(batch: Batch, key: jax.Array | None) -> Ctx:

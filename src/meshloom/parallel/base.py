@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 
@@ -30,10 +30,11 @@ class Collective(NamedTuple):
 class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
-    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
-    micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
+    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
     objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
+    windows: of each layer (None: none). packed: whether rows hold several documents.
     """
 
     specs: Tree
@@ -48,6 +49,8 @@ class Shapes(NamedTuple):
     sums: int
     parallel: bool
     wide: int
+    windows: tuple[int | None, ...]
+    packed: bool
 
     @property
     def width(self) -> int:
@@ -86,6 +89,10 @@ class Asked(NamedTuple):
         return math.prod(self.sizes)
 
 
+def fits_always(c: Any, seq: int, lay: Layout) -> None:
+    """The `fits` of a strategy that no other one can get in the way of."""
+
+
 def one_axis(n: int) -> tuple[int]:
     """The sizes of a strategy with one mesh axis."""
     return (n,)
@@ -98,7 +105,8 @@ class Strategy(NamedTuple):
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
     options: option -> what it does, in a phrase. apart: option that rounds what moves -> how far it may take a run from one device: relative
-    difference of loss, gradient, norm and weights (plan/verify.py). beside: the strategy whose devices this one uses instead of a number of its own.
+    difference of loss, gradient, norm and weights (plan/verify.py). fits: (config, sequence length, Layout of all strategies) -> None, or ValueError
+    with a sentence: what `check` cannot know of a product. beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
@@ -110,6 +118,7 @@ class Strategy(NamedTuple):
     axes: int = 1
     options: Mapping[str, str] = {}
     apart: Mapping[str, Mapping[str, float]] = {}
+    fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
 
 
@@ -123,7 +132,7 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
 
     Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
     Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
-    from `live` to `grad`. Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
+    from `live` to `grad`.
     """
     found: list[Collective] = []
     for s in x.leaves.values():
@@ -133,8 +142,9 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         live = x.elements("live", s) // layers
         for before, after in (("rest", "grad"), ("grad", "step")):
             found.append(_gather(x, s, before, after, x.elements(after, s), 1, "parameters, once a step"))
-        found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
-        if not (x.twins and s.role == "ends first half"):
+        if not (twin(s, x) and x.micro == 1):
+            found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
+        if not twin(s, x):
             found.append(_scatter(x, s, "grad", "live", live, times, "gradients, every micro-batch", x.width))
         again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
         found.append(_gather(x, s, "step", "live", live, times, "parameters, every micro-batch"))
@@ -161,18 +171,6 @@ def _scatter(x: Shapes, s: Spec, before: str, after: str, elements: int, times: 
     return Collective("reduce-scatter", axes, times, times * elements * width, why)
 
 
-def needed_again(s: Spec, x: Shapes) -> bool:
-    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all that something comes after."""
-    again = {
-        "factor": True,
-        "added": x.remat != "none",
-        "ends first half": x.remat != "none" and not x.parallel,
-        "ends layer": False,
-    }
-    return again[s.role]
-
-
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
@@ -180,14 +178,33 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """
     found: list[Collective] = []
     for s in x.leaves.values():
+        if twin(s, x) and x.micro == 1:
+            continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
     if x.layout.tokens:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
-    splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
-    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
+        # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
+        for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
+            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
+    splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
+    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def twin(s: Spec, x: Shapes) -> bool:
+    """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
+    (What micro-batches have added up is no longer known to be the same.)"""
+    return x.twins and s.role == "ends first half"
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after. What was cut to a part of the residual stream's embed is kept where anything is."""
+    if x.remat == "none" and split_embed(x.layout) and beside_stream(s.axes):
+        return False
+    unless = {"added": x.remat != "none", "ends first half": x.remat != "none" and not x.parallel, "ends layer": False}
+    return unless.get(s.role, True)
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
     """The numbers of a plan; makes no array.  spelling: of the layout.  seq, sequences: of one step.  kept: kind -> specs of what is stored
     between steps beside the parameters (optimizer, average).  Raises ValueError where the batch or a size does not divide."""
     lay, specs = plan.layout, model.specs(c)
-    x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype)
+    x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype, plan.packed)
     names = parse("" if spelling == "one device" else spelling)
     arrays = tuple(
         Array(path, s.axes, s.shape, lay.shard_shape("rest", s), lay.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize))

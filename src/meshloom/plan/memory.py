@@ -59,7 +59,7 @@ def kept(x: Shapes) -> int:
     """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps.  An estimate: its matrices' inputs and results."""
     c, lay = x.config, x.layout
     work = lay.size(lay.acts.get("heads", ())) or 1
-    stream = c.embed // (lay.size(split_seq(lay)) or 1)
+    stream = c.embed // lay.size((*split_seq(lay), *lay.stream))
     heads = (c.heads * c.head) // work
     keys = c.kv_heads * c.head // lay.size(lay.acts.get("kv_heads", ()))
     wide = x.wide // work

@@ -20,6 +20,8 @@ LAYOUTS = (
     "tensor=2",
     "tensor=4",
     "tensor=4 sequence",
+    "tensor2d=2x2",
+    "tensor3d=8",
     "zero3=4 tensor=2",
     "data=2 zero3=2 tensor=2",
 )

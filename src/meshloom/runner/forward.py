@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from meshloom.core.layout import ONE_DEVICE, Layout
-from meshloom.core.leaf import live
+from meshloom.core.leaf import live, whole_rows
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Model, unembed
@@ -23,7 +23,7 @@ def hidden(model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.
     outer = jax.tree.map(
         lambda s, a, b: live(lay, s.axes, a, b, ctx.samples), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
     )
-    ctx = replace(ctx, rotary=model.rotary(c, ctx.positions))
+    ctx = replace(ctx, rotary=model.rotary(c, ctx.positions), documents=whole_rows(lay, ctx.segments))
     x = model.embed(c, lay, outer, tokens, ctx)
     x, cache = run(model, c, lay, Layers(w.layers, whole.layers, ctx.cache), x, replace(ctx, cache=None), how)
     return model.final(c, lay, outer, x), outer, cache

@@ -14,6 +14,7 @@ from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model
+from meshloom.ops.ring import KEPT
 
 
 class How(NamedTuple):
@@ -40,9 +41,13 @@ def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
 
 
 def _products(gathered: frozenset[str]) -> Callable[..., bool]:
-    """Keeps the results of matrix products with weights, and of the sums over devices behind them."""
+    """Keeps the results of matrix products with weights, of the sums over devices behind them, and of attention in a ring."""
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
-    return lambda prim, *args, **params: prim.name in SUMS or dots(prim, *args, **params)
+
+    def policy(prim: Any, *args: Any, **params: Any) -> bool:
+        return prim.name in SUMS or (prim.name == "name" and params["name"] == KEPT) or dots(prim, *args, **params)
+
+    return policy
 
 
 def _names(axes: Any) -> tuple[str, ...]:
@@ -103,8 +108,9 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
     specs, gathered = model.specs(c).layers, gathers(lay)
 
-    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
-        """at: this layer's place in a unit of several (the leading axis of the weights), or None."""
+    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx, seen: bool) -> tuple[jax.Array, Tree]:
+        """at: this layer's place in a unit of several (the leading axis of the weights), or None.  seen: whether the compiler sees both passes at
+        once (no loop): it would take the second computation for the first, and keep it."""
 
         def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
             w, whole = (jax.tree.map(lambda a: a if at is None else lax.index_in_dim(a, at, keepdims=False), tree) for tree in (w, whole))
@@ -113,8 +119,7 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
             return x, ctx.cache
 
         if how.remat != "none" or gathered or how.runner == "scan":
-            # a compiler that sees every layer would take the second computation for the first, and keep it
-            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=how.runner == "unroll")
+            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=seen)
         cache = weights.cache if at is None else jax.tree.map(lambda a: a[at], weights.cache)
         return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=cache))
 
@@ -134,16 +139,18 @@ def _cut(layers: Layers, part: Stack) -> Layers:
 
 
 def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
-    """A `lax.scan` over the units: one compiled unit whatever the depth."""
+    """A `lax.scan` over the units: one compiled unit whatever the depth. One unit is no loop."""
+    if part.repeat == 1:
+        return _unroll(layer, part, layers, x, ctx)
     n = len(part.unit)
 
     def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, Tree]:
         weights, first = given
         if n == 1:
-            return layer(part.unit[0], None, weights, x, dataclasses.replace(ctx, layer=first))
+            return layer(part.unit[0], None, weights, x, dataclasses.replace(ctx, layer=first), False)
         caches = []
         for i, kind in enumerate(part.unit):
-            x, cache = layer(kind, i, weights, x, dataclasses.replace(ctx, layer=first + i))
+            x, cache = layer(kind, i, weights, x, dataclasses.replace(ctx, layer=first + i), False)
             caches.append(cache)
         return x, jax.tree.map(lambda *a: jnp.stack(a), *caches)
 
@@ -159,7 +166,7 @@ def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx
     caches = []
     for i in range(count):
         kind = part.unit[i % len(part.unit)]
-        x, new = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
+        x, new = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i), True)
         caches.append(new)
     return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches)
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.compress import exact
 from meshloom.core.leaf import sum_over
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
@@ -44,13 +44,13 @@ class Score(NamedTuple):
 
 def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict[str, jax.Array]]:
     """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch. No option of a layout rounds anything here."""
-    plan = plan._replace(layout=replace(plan.layout, options={}))
+    plan = plan._replace(layout=exact(plan.layout))
     bound, specs, lay, objective = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout, lm()
 
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
         _, sums = objective(bound, w, whole, jax.tree.map(lambda a: a[0], batch), None)
-        return jax.tree.map(lambda a: sum_over(a, lay.tokens), sums)
+        return jax.tree.map(lambda a: sum_over(a, lay.summed), sums)
 
     if lay.devices == 1:
         return jax.jit(local)
