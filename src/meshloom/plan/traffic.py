@@ -118,7 +118,7 @@ def twice(c: Any, times: int = 2) -> Any:
 
 def _cost(spelling: str, of: ShapesOf, c: Any, micro: int, times: int) -> dict[tuple, tuple[int, int]]:
     """Count and bytes by kind, axes and reason. What a compiler merges of some layers it merges of all these."""
-    x = of(twice(c, times), micro)._replace(merged=of(c, micro).merged * times)
+    x = of(twice(c, times), micro)._replace(merged={stack: n * times for stack, n in of(c, micro).merged.items()})
     return {(m.kind, m.axes, m.why): (m.count, m.bytes) for m in step_cost(spelling, x)}
 
 

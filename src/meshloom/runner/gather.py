@@ -19,8 +19,13 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tre
     and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
     """
 
+<<<<<<< HEAD
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | Blocks | None]:
         p = vary(p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
+=======
+    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        p = vary(p if s.exact else p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
+>>>>>>> main
         dim, axes = lay.gathered("rest", "grad", s.axes)
         p = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes))
         dim, axes = lay.gathered("grad", "step", s.axes)
