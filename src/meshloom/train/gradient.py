@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshloom.core.batch import Batch
 from meshloom.core.compress import SCATTERED, bits, scatter
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts, sum_over
+from meshloom.core.leaf import gathers, parts, sum_over
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
@@ -58,7 +58,7 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
             total, sums = objective(bound, w, whole, rows, key)
             return total * (scale / count), sums
 
-        grads, sums = accumulate(loss, w, batch)
+        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(lay)))
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
         return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
@@ -82,9 +82,11 @@ def batch_shardings(plan: Plan) -> Batch:
     return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
-    """The gradient and the sums of every micro-batch, added up in fp32."""
-    step = jax.grad(loss, has_aux=True)
+def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tuple[Tree, dict]:
+    """The gradient and the sums of every micro-batch, added up in fp32.  apart: a gradient is whole before it is added. XLA for TPUs (libtpu 0.0.42)
+    otherwise tries to move the scatters of ZeRO-2 and 3 behind this loop, and ends with an internal error where they are bf16."""
+    grad = jax.grad(loss, has_aux=True)
+    step = (lambda *given: lax.optimization_barrier(grad(*given))) if apart else grad
     first = jax.tree.map(lambda a: a[0], batch)
     if batch.tokens.shape[0] == 1:
         grads, sums = step(w, first)

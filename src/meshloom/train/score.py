@@ -8,11 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
-<<<<<<< HEAD
 from meshloom.core.compress import exact
-from meshloom.core.leaf import sum_over
-=======
->>>>>>> main
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
