@@ -33,11 +33,11 @@ class Blocks:
     scales: jax.Array
 
 
-def bits(lay: Layout, kind: Mapping[str, int], over: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """Bits of a number of an array with these axes when it moves over these mesh axes; 0: it moves as it is, as vectors always do.
-    kind: GATHERED or SCATTERED."""
+def bits(lay: Layout, kind: Mapping[str, int], over: tuple[str, ...], axes: tuple[str, ...], exact: bool = False) -> int:
+    """Bits of a number of an array with these axes when it moves over these mesh axes; 0: it moves as it is, as vectors and `exact` weights
+    (Spec.exact) always do.  kind: GATHERED or SCATTERED."""
     found = [kind[option] for axis in over for option in lay.options.get(axis, ()) if option in kind]
-    return max(found, default=0) if len([a for a in axes if a != "layer"]) > 1 else 0
+    return max(found, default=0) if len([a for a in axes if a != "layer"]) > 1 and not exact else 0
 
 
 def exact(lay: Layout) -> Layout:

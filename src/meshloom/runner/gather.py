@@ -19,19 +19,14 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tre
     and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
     """
 
-<<<<<<< HEAD
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | Blocks | None]:
-        p = vary(p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
-=======
-    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         p = vary(p if s.exact else p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
->>>>>>> main
         dim, axes = lay.gathered("rest", "grad", s.axes)
-        p = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes))
+        p = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes, s.exact))
         dim, axes = lay.gathered("grad", "step", s.axes)
-        whole = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes))
+        whole = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes, s.exact))
         _, later = lay.gathered("step", "live", s.axes)
-        if width := bits(lay, GATHERED, later, s.axes):
+        if width := bits(lay, GATHERED, later, s.axes, s.exact):
             return p, quantize(whole.reshape(*whole.shape[: s.axes[0] == "layer"], -1), width)
         return p, whole if axes else None
 

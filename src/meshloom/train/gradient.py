@@ -58,7 +58,7 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
             total, sums = objective(bound, w, whole, rows, key)
             return total * (scale / count), sums
 
-        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(lay)))
+        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
         return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
@@ -102,18 +102,11 @@ def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tu
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
-<<<<<<< HEAD
+    if s.role == "settled":
+        return jnp.zeros(g.shape, g.dtype)
     dim, axes = lay.gathered("rest", "grad", s.axes)
     g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
     done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}
-=======
-    if s.role == "settled":
-        return jnp.zeros(g.shape, g.dtype)
-    dim, scatter = lay.gathered("rest", "grad", s.axes)
-    if scatter:
-        g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
-    done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
->>>>>>> main
     return sum_over(g, tuple(a for a in (*lay.tokens, *parts(lay, s.axes)) if a not in done))
 
 
