@@ -11,7 +11,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import count, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
-from meshloom.parallel.base import Collective, Shapes
+from meshloom.parallel.base import Asked, Collective, Shapes
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.cost import shapes, wire_bytes
 from meshloom.plan.flops import train_flops
@@ -77,7 +77,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
         active=round(sum(math.prod(s.used) * model.active(c, s) for s in named_leaves(specs, is_spec).values())),
-        layout=tuple((spell({n: a}), STRATEGIES[n].summary) for n, a in names.items() if a.devices > 1),
+        layout=tuple((spell({n: a}), _does(n, a)) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
         stored={"parameters": stored(lay, specs), **{kind: stored(kept.layout, tree) for kind, tree in kept.stored.items()}},
@@ -87,6 +87,11 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         devices=lay.devices,
         moved=moved,
     )
+
+
+def _does(name: str, asked: Asked) -> str:
+    """What a strategy does, and each of its options."""
+    return "; ".join([STRATEGIES[name].summary, *(f"{option}: {STRATEGIES[name].options[option]}" for option in asked.options)])
 
 
 def brief(e: Explained) -> list[str]:
