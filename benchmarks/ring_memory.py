@@ -27,7 +27,9 @@ def devices_of(topology: str) -> list[Any]:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     else:
         # a compiler without its machine: what the library would otherwise ask the machine for
-        os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-8")
+        os.environ.update(
+            TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-8", ALLOW_MULTIPLE_LIBTPU_LOAD="1"
+        )
     import jax
 
     jax.config.update("jax_platforms", "cpu")
