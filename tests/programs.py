@@ -30,6 +30,11 @@ FAMILIES = {
     "llama_plain": dict(kv_heads=8),
     "gpt2": {},
     "neox": {},
+    "moe": dict(kv_heads=2, head=8, qk_norm=True, experts=8, top=2, expert_ffn=24, balance_loss=0.02, router_z_loss=1e-3),
+    "moe_mixed": dict(
+        **dict(kv_heads=2, head=8, experts=8, top=2, expert_ffn=24, layers=4, moe_layers=(False, True, False, True), tied=False),
+        **dict(balance="sequence", balance_loss=0.02, capacity=1.0, score="sigmoid", bias=True, bias_rate=0.1, shared=1),
+    ),
 }
 
 
@@ -46,7 +51,9 @@ class Gradient(NamedTuple):
 def config(name: str, **more):
     """A model: 257 tokens, 8 query heads, sizes that 8 devices divide."""
     model = MODELS[name.split("_")[0]]
-    return model, model.Config(**{**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more})
+    given = {**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more}
+    pattern = {"moe_layers": (given["moe_layers"] * given["layers"])[: given["layers"]]} if "moe_layers" in given else {}
+    return model, model.Config(**{**given, **pattern})
 
 
 def rows(sequences: int, micro: int, vocab: int = 257, seq: int = SEQ) -> Batch:

@@ -89,8 +89,8 @@ class Layout:
 
     @property
     def work(self) -> tuple[str, ...]:
-        """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
-        return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
+        """Mesh axes that split a layer's work on the same tokens: those of the live weights (tensor parallelism) that split no tokens."""
+        return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes if axis not in self.tokens))
 
     def even(self, rows: int) -> int:
         """`rows` of a batch, rounded up to what the devices that split it share evenly."""

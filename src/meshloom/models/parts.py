@@ -33,10 +33,11 @@ class GatedMlp:
     down_bias: Any
 
     @staticmethod
-    def specs(c: ModelConfig, bias: bool = False) -> "GatedMlp":
-        """The Specs of one layer."""
+    def specs(c: ModelConfig, bias: bool = False, ffn: int | None = None) -> "GatedMlp":
+        """The Specs of one layer.  ffn: a width other than the configuration's."""
         wide, narrow = (c.zeros("ffn"), c.zeros("embed", "ends layer")) if bias else (None, None)
-        return GatedMlp(c.spec("embed ffn"), c.spec("embed ffn"), c.spec("ffn embed"), wide, wide, narrow)
+        into, out = (c.spec(axes, ffn=ffn or c.ffn) for axes in ("embed ffn", "ffn embed"))
+        return GatedMlp(into, into, out, wide, wide, narrow)
 
 
 def plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:

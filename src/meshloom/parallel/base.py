@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
@@ -32,7 +33,7 @@ class Shapes(NamedTuple):
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
     padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
+    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
     windows: of each layer (None: none). packed: whether rows hold several documents.
     """
 
@@ -44,17 +45,26 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: int
+    merged: Mapping[str, int]
     sums: int
     parallel: bool
     wide: int
     windows: tuple[int | None, ...]
     packed: bool
+    told: Any
 
     @property
     def width(self) -> int:
         """Bytes of one number of the arithmetic."""
         return jnp.dtype(self.dtype).itemsize
+
+    def width_of(self, s: Spec) -> int:
+        """Bytes of one number of a parameter in a step."""
+        return jnp.dtype(s.dtype).itemsize if s.exact else self.width
+
+    def merged_in(self, path: str) -> int:
+        """`merged` of the stack of layers that a parameter is in."""
+        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
 
     @property
     def residual(self) -> int:
@@ -103,8 +113,10 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what
-    `check` cannot know of a product. beside: the strategy whose devices this one uses instead of a number of its own.
+    options: option -> what it does, in a phrase. apart: option that rounds what moves -> how far it may take a run from one device: relative
+    difference of loss, gradient, norm and weights (plan/verify.py). finish: option -> what it makes of the whole layout.
+    fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
+    beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
@@ -115,8 +127,10 @@ class Strategy(NamedTuple):
     sizes: Callable[[int], tuple[int, ...]] = one_axis
     axes: int = 1
     options: Mapping[str, str] = {}
+    apart: Mapping[str, Mapping[str, float]] = {}
     fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
+    finish: Mapping[str, Callable[[Layout], Layout]] = {}
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
@@ -132,25 +146,40 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
     from `live` to `grad`.
     """
     found: list[Collective] = []
-    for s in x.leaves.values():
+    for path, s in x.leaves.items():
         inside = s.axes[0] == "layer"
         layers = s.shape[0] if inside else 1
-        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        times = x.micro * layers
+        live = x.elements("live", s) // layers
         for before, after in (("rest", "grad"), ("grad", "step")):
-            axes = moved(x.layout, before, after, s)
-            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+            found.append(_gather(x, s, before, after, x.elements(after, s), 1, "parameters, once a step"))
         if not (twin(s, x) and x.micro == 1):
-            axes = moved(x.layout, "rest", "grad", s)
-            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+            found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
         if not twin(s, x):
-            axes = moved(x.layout, "grad", "live", s)
-            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
-        axes = moved(x.layout, "step", "live", s)
-        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
-        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+            found.append(_scatter(x, s, "grad", "live", live, times, "gradients, every micro-batch", x.width_of(s)))
+        again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
+        found.append(_gather(x, s, "step", "live", live, times, "parameters, every micro-batch"))
+        found.append(_gather(x, s, "step", "live", live, again, "parameters, every micro-batch, backward"))
     ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
     return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
+def _gather(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str) -> Collective:
+    """An array of so many elements gathered between two tables, in blocks (numbers and scales) where an option says so."""
+    axes = moved(x.layout, before, after, s)
+    if width := bits(x.layout, GATHERED, axes, s.axes, s.exact):
+        n = x.layout.size(axes)
+        return Collective("all-gather", axes, 2 * times, times * n * carried(elements // n, width), why)
+    return Collective("all-gather", axes, times, times * elements * x.width_of(s), why)
+
+
+def _scatter(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str, width: int) -> Collective:
+    """The gradient of such an array on the way back, `width` bytes a number or in blocks."""
+    axes = moved(x.layout, before, after, s)
+    if few := bits(x.layout, SCATTERED, axes, s.axes):
+        n = x.layout.size(axes)
+        return Collective("all-to-all", axes, 2 * times, times * n * carried(elements // n, few), why)
+    return Collective("reduce-scatter", axes, times, times * elements * width, why)
 
 
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
@@ -160,11 +189,12 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """
     found: list[Collective] = []
     for s in x.leaves.values():
-        if twin(s, x) and x.micro == 1:
+        if s.role == "settled" or (twin(s, x) and x.micro == 1):
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
+    found += _routers(x)
     if x.layout.tokens:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
@@ -172,6 +202,18 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def _routers(x: Shapes) -> list[Collective]:
+    """What routers tell, every micro-batch; the loads of each sequence again where `full` computes a layer again."""
+    lay, told, again = x.layout, x.told, 2 if x.remat == "full" else 1
+    rows = x.micro * told.layers * again
+    found = (
+        ((*lay.tokens, *lay.work), x.micro, x.micro * told.load, "the routers' load"),
+        (lay.work, x.micro, x.micro * told.parts, "the routers' probabilities"),
+        (lay.acts.get("whole_seq", ()), rows, rows * x.rows * told.row, "the routers' load of each sequence"),
+    )
+    return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, why) for axes, count, n, why in found]
 
 
 def twin(s: Spec, x: Shapes) -> bool:

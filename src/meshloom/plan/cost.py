@@ -26,6 +26,7 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
+    told = model.told(c)
     return Shapes(
         specs=model.specs(c),
         config=c,
@@ -36,7 +37,8 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         remat=how.remat,
         dtype=dtype,
         merged=merged(model, c, layout, how),
-        sums=SUMS,
+        sums=SUMS + told.sums,
+        told=told,
         parallel=model.parallel(c),
         wide=model.wide(c),
         windows=tuple(kind.window for kind in model.kinds(c)),
@@ -44,12 +46,14 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
     )
 
 
-def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
-    """Layers whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer (its
-    compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
-    if layout.platform != "cpu":
-        return 0
-    return sum(len(s.unit) * s.repeat for s in stacks(model.kinds(c)) if how.runner == "unroll" or s.repeat == 1)
+def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
+    """Layers, by stack, whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer
+    (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
+    found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
+    for s in stacks(model.kinds(c)) if layout.platform == "cpu" else ():
+        for kind in s.unit:
+            found[kind.stack] += s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
+    return found
 
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
