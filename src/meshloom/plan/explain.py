@@ -11,7 +11,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import count, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
-from meshloom.parallel.base import Collective, Shapes
+from meshloom.parallel.base import Asked, Collective, Shapes
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.cost import shapes, wire_bytes
 from meshloom.plan.flops import train_flops
@@ -77,7 +77,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
         active=round(sum(math.prod(s.used) * model.active(c, s) for s in named_leaves(specs, is_spec).values())),
-        layout=tuple((spell({n: a}), STRATEGIES[n].summary) for n, a in names.items() if a.devices > 1),
+        layout=tuple((spell({n: a}), _does(n, a)) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
         stored={"parameters": stored(lay, specs), **{kind: stored(kept.layout, tree) for kind, tree in kept.stored.items()}},
@@ -89,18 +89,41 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
     )
 
 
+def _does(name: str, asked: Asked) -> str:
+    """What a strategy does, and each of its options."""
+    return "; ".join([STRATEGIES[name].summary, *(f"{option}: {STRATEGIES[name].options[option]}" for option in asked.options)])
+
+
 def brief(e: Explained) -> list[str]:
     """What a run says before it starts: a few lines."""
     layout = " x ".join(name for name, _ in e.layout) or "one device"
     active = f", {e.active:,} of them for a token" if e.active != e.parameters else ""
     here, step = sum(e.stored.values()), sum(e.working.values())
     sent = ", ".join(size(sum(n for _, n in moved)) + (f" ({phase})" if phase else "") for phase, moved in e.moved.items())
+    whole = unsplit(e)
     return [
         f"model      {e.title}; {e.parameters:,} parameters{active}",
         f"layout     {layout}; {e.how}",
         f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
         f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {sent} sent by each device",
+        *([f"not split  {whole}"] if whole else []),
     ]
+
+
+SHARE = 0.01
+"""Part of the parameters that a device keeps from which on those that nothing splits are named."""
+
+
+def unsplit(e: Explained, names: int = 6) -> str:
+    """The parameters that a layout which splits others leaves whole on every device, largest first; "" where they are less than SHARE of what a
+    device keeps of parameters."""
+    whole = sorted((a for a in e.arrays if a.shard == a.shape), key=lambda a: -a.bytes)
+    held, total = sum(a.bytes for a in whole), sum(a.bytes for a in e.arrays)
+    if len(whole) == len(e.arrays) or held < SHARE * total:
+        return ""
+    more = f" and {len(whole) - names} more" if len(whole) > names else ""
+    said = ", ".join(a.path for a in whole[:names])
+    return f"{said}{more}: {size(held)} in all, {held / total:.0%} of the parameters that a device keeps"
 
 
 def lines(e: Explained, width: int = 140) -> list[str]:

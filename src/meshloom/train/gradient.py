@@ -1,7 +1,7 @@
 """Loss and gradient of one step under any layout: the program that runs on every device at once.
 
-Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those written below, in `runner/gather.py`
-(into the step), in `core/leaf.py` (inside a layer) and in `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
+Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those of `core/compress.py` (weights into
+the step and gradients out of it), of `core/leaf.py` (inside a layer) and of `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
 stage of ZeRO: gradients arrive as the `rest` table has them, and the optimizer, which works on whole arrays outside the `shard_map`, updates
 each device's share alone.
 """
@@ -15,8 +15,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.compress import SCATTERED, bits, scatter
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts, sum_over
+from meshloom.core.leaf import gathers, parts, sum_over
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
@@ -57,7 +58,7 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
             total, sums = objective(bound, w, whole, rows, key)
             return total * (scale / count), sums
 
-        grads, sums = accumulate(loss, w, batch)
+        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
         return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
@@ -81,9 +82,12 @@ def batch_shardings(plan: Plan) -> Batch:
     return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
-    """The gradient and the sums of every micro-batch, added up in fp32."""
-    step = jax.grad(loss, has_aux=True)
+def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tuple[Tree, dict]:
+    """The gradient and the sums of every micro-batch, added up in fp32.  apart: a gradient is whole before it is added. XLA for TPUs (libtpu 0.0.42)
+    otherwise tries to move the scatters of ZeRO-2 and 3 behind this loop, and ends with an internal error where they are bf16."""
+    grad = jax.grad(loss, has_aux=True)
+    # one barrier for each: what passes one together is taken to differ over the same mesh axes
+    step = (lambda *given: jax.tree.map(lax.optimization_barrier, grad(*given))) if apart else grad
     first = jax.tree.map(lambda a: a[0], batch)
     if batch.tokens.shape[0] == 1:
         grads, sums = step(w, first)
@@ -101,10 +105,9 @@ def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     if s.role == "settled":
         return jnp.zeros(g.shape, g.dtype)
-    dim, scatter = lay.gathered("rest", "grad", s.axes)
-    if scatter:
-        g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
-    done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
+    dim, axes = lay.gathered("rest", "grad", s.axes)
+    g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
+    done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}
     return sum_over(g, tuple(a for a in (*lay.tokens, *parts(lay, s.axes)) if a not in done))
 
 
