@@ -6,8 +6,7 @@ batch/(i j) rows and heads/l or ffn/l features. A weight rests as [embed/(j i), 
 Each product leaves its result where the next one wants its input.  Memory: everything / (i j l).
 """
 
-from meshloom.core.layout import Layout
-from meshloom.core.leaf import INSIDE
+from meshloom.core.layout import INSIDE, Layout
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge
 from meshloom.parallel.sequence import halves
 from meshloom.parallel.tensor1d import loss
