@@ -31,6 +31,22 @@ FAMILIES = {
     "gpt2": {},
     "neox": {},
     "moe": dict(kv_heads=2, head=8, qk_norm=True, experts=8, top=2, expert_ffn=24, balance_loss=0.02, router_z_loss=1e-3),
+    "deepseek": dict(
+        **dict(
+            experts=8,
+            top=2,
+            expert_ffn=24,
+            layers=2,
+            first_dense=1,
+            shared=2,
+            groups=4,
+            top_groups=2,
+            key_rank=16,
+            query_rank=12,
+            nope_head=8,
+        ),
+        **dict(rope_head=4, value_head=8, attention_bias=True, balance="sequence", balance_loss=0.01, bias_rate=0.1, tied=False),
+    ),
     "moe_mixed": dict(
         **dict(kv_heads=2, head=8, experts=8, top=2, expert_ffn=24, layers=4, moe_layers=(False, True, False, True), tied=False),
         **dict(balance="sequence", balance_loss=0.02, capacity=1.0, score="sigmoid", bias=True, bias_rate=0.1, shared=1),

@@ -117,7 +117,8 @@ def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
     return lax.all_gather(w, axes, axis=1, tiled=True) if axes else w
 
 
-INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
+ATTENTION = ("heads", "kv_heads", "head", "query_rank", "latent", "key_rank", "key_value", "value")
+INSIDE = frozenset((*ATTENTION, "ffn", "router", "expert", "expert_ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 
