@@ -113,6 +113,29 @@ def test_reads_asynchronous_and_variadic_forms() -> None:
     }
 
 
+CONDITION = """
+%fused (p.1: s32[], p.2: s32[]) -> pred[] {
+  ROOT %lt = pred[] compare(%p.1, %p.2), direction=LT
+}
+
+%cond (p: (s32[], bf16[8,16])) -> pred[] {
+  %c = s32[]{:T(128)} constant(6), metadata={op_name="while/cond/lt"}
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %f = pred[] fusion(%i, %c), kind=kLoop, calls=%fused
+}
+
+ENTRY"""
+
+
+def test_a_loops_length_is_read_from_its_condition_where_nothing_says_it() -> None:
+    """As a TPU's compiler writes loops."""
+    said = ', backend_config={"known_trip_count":{"n":"6"}}'
+    silent = TEXT.replace(said, "").replace("\nENTRY", CONDITION)
+    assert said in TEXT and total(collectives(silent, SIZES)) == total(collectives(TEXT, SIZES))
+    with pytest.raises(ValueError, match="no known trip count"):
+        collectives(silent.replace("direction=LT", "direction=NE"), SIZES)
+
+
 def test_keeps_the_name_of_the_place() -> None:
     assert [f.name for f in collectives(TEXT, SIZES) if f.kind == "all-reduce"] == ["jit(f)/psum"]
 

@@ -10,6 +10,7 @@ import functools
 import jax
 from jax import lax
 
+from meshloom.core.compress import GATHERED, SCATTERED, Blocks, bits, gather, gather_blocks, scatter
 from meshloom.core.layout import Layout
 from meshloom.core.matmul import contract
 from meshloom.core.spec import AXES
@@ -97,18 +98,31 @@ def whole_rows(lay: Layout, x: jax.Array | None) -> jax.Array | None:
     return lax.all_gather(x, axes, axis=1, tiled=True) if axes and x is not None else None
 
 
-def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
+def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | Blocks | None, when: jax.Array) -> jax.Array:
     """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
-    (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
-    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that split w and not the result.
-    What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a split embed."""
-    dim, split = lay.gathered("grad", "live", axes)
-    if split:
-        _, gathered = lay.gathered("step", "live", axes)
-        have = w if whole is None else whole
-        full = lax.all_gather(_after(have, when), gathered, axis=dim, tiled=True) if gathered else have
-        w = full if whole is None else _already_whole(split, dim, w, full)
+    (ZeRO-2) or holds it in blocks, else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for
+    all micro-batches, which would keep every layer's weights. The gradient is reduce-scattered over the mesh axes that split w and not the result,
+    as if nothing had been rounded. What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a
+    split embed."""
+    w = _whole(lay, axes, w, whole, when) if lay.gathered("grad", "live", axes)[1] else w
     return _part(lay, w, axes.index("embed"), split_embed(lay)) if beside_stream(axes) else w
+
+
+def _whole(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | Blocks | None, when: jax.Array) -> jax.Array:
+    """The part of `live` that gathers."""
+    dim, split = lay.gathered("grad", "live", axes)
+    _, gathered = lay.gathered("step", "live", axes)
+    width = bits(lay, SCATTERED, split, axes)
+    have = (lax.stop_gradient(w) if width else w) if whole is None else whole
+    if gathered:
+        have = jax.tree.map(lambda a: _after(a, when), have)
+    if isinstance(have, Blocks):
+        less = lay.size(lay.gathered("grad", "step", axes)[1])
+        shape = (*w.shape[:dim], w.shape[dim] * less, *w.shape[dim + 1 :])
+        full = gather_blocks(have, shape, gathered, dim, bits(lay, GATHERED, gathered, axes), w.dtype)
+    else:
+        full = gather(have, gathered, dim)
+    return full if whole is None and not width else _already_whole(split, dim, width, w, full)
 
 
 def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
@@ -150,18 +164,18 @@ def _after(w: jax.Array, when: jax.Array) -> jax.Array:
 _after.defvjp(lambda w, when: (_after(w, when), None), lambda _, g: (g, None))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _already_whole(axes: tuple[str, ...], dim: int, shard: jax.Array, whole: jax.Array) -> jax.Array:
-    """`whole`, with the gradient of having gathered it from `shard`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _already_whole(axes: tuple[str, ...], dim: int, width: int, shard: jax.Array, whole: jax.Array) -> jax.Array:
+    """`whole`, with the gradient of having gathered it from `shard`.  width: bits of a number of the gradient on its way, 0 for all."""
     return whole
 
 
-def _already_whole_fwd(axes, dim, shard, whole):
+def _already_whole_fwd(axes, dim, width, shard, whole):
     return whole, None
 
 
-def _already_whole_bwd(axes, dim, _, g):
-    return lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True), g * 0
+def _already_whole_bwd(axes, dim, width, _, g):
+    return scatter(g, axes, dim, width), g * 0
 
 
 _already_whole.defvjp(_already_whole_fwd, _already_whole_bwd)

@@ -106,11 +106,28 @@ def _walk(
             raise ValueError(
                 f"'{op.rest.strip()[:80]}' moves bytes on a condition, so how often is not known before it runs. Move them out of it."
             )
-        trips = _TRIPS.search(op.rest)
-        if op.name == "while" and not trips:
-            raise ValueError("A loop with collectives has no known trip count. Use lax.scan, or lax.fori_loop with constant bounds.")
+        often = _trips(op, bodies) if op.name == "while" else 1
         for other in inside:
-            _walk(other, times * (int(trips[1]) if op.name == "while" and trips else 1), bodies, groups, sizes, found, moves)
+            _walk(other, times * often, bodies, groups, sizes, found, moves)
+
+
+def _trips(op: Op, bodies: Mapping[str, list[Op]]) -> int:
+    """How often a loop runs: as its text says, or (a TPU's does not) the one constant that its condition compares its counter with, which JAX's
+    scans count from 0 by 1."""
+    if said := _TRIPS.search(op.rest):
+        return int(said[1])
+    names, ops = [c.strip("%") for c in re.findall(r"condition=(%?[\w.\-]+)", op.rest)], []
+    while names:
+        ops += bodies.get(name := names.pop(), [])
+        names += [c for o in bodies.get(name, []) for c in _CALLED.findall(o.rest)]
+    bounds = [
+        int(n[1])
+        for o in ops
+        if o.name == "constant" and o.type.startswith(("s32", "s64", "u32")) and (n := re.match(r"\s*constant\((\d+)\)", o.rest))
+    ]
+    if len(bounds) != 1 or not any(o.name == "compare" and "direction=LT" in o.rest for o in ops):
+        raise ValueError("A loop with collectives has no known trip count. Use lax.scan, or lax.fori_loop with constant bounds.")
+    return bounds[0]
 
 
 def _moves(name: str, bodies: Mapping[str, list[Op]], known: dict[str, bool]) -> bool:

@@ -30,10 +30,12 @@ SUMS = frozenset("psum psum_invariant reduce_scatter".split())
 
 
 def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
-    """Keeps all but views and gathered weights, so that a weight is kept as what the layer was given: no copy, and ZeRO-3's shard."""
+    """Keeps all but views and gathered weights (those of blocks too, core/compress.py), so that a weight is kept as what the layer was given: no
+    copy, and ZeRO-3's shard."""
 
-    def policy(prim: Any, *_: Any, **params: Any) -> bool:
-        return prim.name not in VIEWS and not (prim.name == "all_gather" and gathered & set(_names(params["axis_name"])))
+    def policy(prim: Any, *avals: Any, **params: Any) -> bool:
+        moved = prim.name == "all_gather" and gathered & set(_names(params["axis_name"]))
+        return prim.name not in VIEWS and not moved and not (prim.name == "dot_general" and avals[0].dtype == "int8")
 
     return policy
 
