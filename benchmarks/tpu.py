@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import jax
 from jax.sharding import AxisType, Mesh
 
-from meshloom.core.mesh import make_mesh
+from meshloom.core.mesh import make_mesh, shardings
 from meshloom.core.spec import abstract
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
@@ -26,6 +26,9 @@ from meshloom.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from meshloom.train.gradient import batch_partition, make_gradient
 from meshloom.train.schedule import make_schedule
 from meshloom.train.step import make_step
+
+APART = {"xla_tpu_enable_async_collective_fusion": False}
+"""For counting: else a gather that runs beside several computations stands in the text of each of them."""
 
 
 class Job(NamedTuple):
@@ -79,10 +82,9 @@ def step(job: Job, there: list) -> Any:
 def traffic(job: Job, there: list) -> list[Line]:
     """The collectives of the program up to the gradient, and by formula."""
     model, c, plan = planned(job, there)
-    from meshloom.core.mesh import shardings
-
     params = abstract(model.specs(c), shardings(plan.mesh, plan.layout, "rest", model.specs(c)))
     scale = jax.ShapeDtypeStruct((), "float32")
-    text = jax.jit(make_gradient(model, c, plan, lm())).lower(params, rows(job, plan), None, scale).compile().as_text()
+    program = jax.jit(make_gradient(model, c, plan, lm())).lower(params, rows(job, plan), None, scale)
+    text = program.compile(compiler_options=APART).as_text() or ""
     formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype))
     return compare(collectives(text, plan.layout.sizes), formula)

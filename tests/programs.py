@@ -55,13 +55,15 @@ FAMILIES = {
 
 
 class Gradient(NamedTuple):
-    """grads: by path, on the host. temp: bytes that the compiler says a step adds. lines: traffic against the formula."""
+    """grads: by path, on the host. temp: bytes that the compiler says a step adds. lines: traffic against the formula.
+    load: assignments to each expert, where there are any."""
 
     grads: dict[str, np.ndarray]
     loss: float
     norm: float
     temp: int
     lines: list
+    load: np.ndarray
 
 
 def config(name: str, **more):
@@ -128,7 +130,14 @@ def gradient(
     found = collectives(program.as_text(), lay.sizes)
     lines = compare(found, step_cost(spelling, shapes(model, c, lay, seq, sequences, micro, how, "float32", packed)))
     host = {path: np.asarray(a) for path, a in named_leaves(grads).items()}
-    return Gradient(host, float(sums["loss"] / sums["tokens"]), float(norm), program.memory_analysis().temp_size_in_bytes, lines)
+    return Gradient(
+        host,
+        float(sums["loss"] / sums["tokens"]),
+        float(norm),
+        program.memory_analysis().temp_size_in_bytes,
+        lines,
+        np.asarray(sums.get("load", 0)),
+    )
 
 
 def tree_of(by_path: dict[str, np.ndarray], like):
@@ -147,6 +156,7 @@ def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
     name, apart = furthest(got.grads, one.grads)
     assert apart < limit, f"gradient of {name} differs by {apart:.1e}"
     assert abs(got.loss / one.loss - 1) < limit and abs(got.norm / one.norm - 1) < limit
+    np.testing.assert_array_equal(got.load, one.load)
 
 
 __all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "tree_of", "weights"]

@@ -12,6 +12,7 @@ _HOMES = {
     "product": "einsum",
     "reduce": "sum mean max min any all logsumexp softmax log_softmax argmax top_k sort",
     "shape": "rename split merge slice pad concat shift cumsum",
+    "loop": "scan",
     "index": "take one_hot range zeros full",
     "program": "program legal grad value_and_grad",
     "explain": "explain",

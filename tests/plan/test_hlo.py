@@ -32,6 +32,11 @@ CASES = {
         P(("a", "b")),
         {("collective-permute", ("b",)): (1, 128)},
     ),
+    "half stay": (
+        lambda x: lax.ppermute(x, "b", [(0, 0), (1, 2), (2, 1), (3, 3)]),
+        P(("a", "b")),
+        {("collective-permute", ("b",)): (1, 64)},
+    ),
     "shift along both": (
         lambda x: lax.ppermute(x, ("a", "b"), [(i, (i + 1) % 8) for i in range(8)]),
         P(("a", "b")),

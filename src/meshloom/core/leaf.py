@@ -6,14 +6,20 @@ silence. On one device the tables are empty and nothing remains but the local ar
 """
 
 import functools
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.compress import GATHERED, SCATTERED, Blocks, bits, gather, gather_blocks, scatter
-from meshloom.core.layout import Layout
+from meshloom.core.layout import INSIDE, Layout
 from meshloom.core.matmul import contract
 from meshloom.core.spec import AXES
+from meshloom.core.summa import Square, streamed
 from meshloom.core.vary import vary
 
 
@@ -25,12 +31,33 @@ def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
     """
     operands, out = eq.split("->")
     first, second = operands.split(",")
+    if lay.square and "d" in second:
+        return _streamed(lay, first, second, x, (w,))[0]
     if "B" in first and "b" in out and lay.inner:
         x = lax.all_gather(x, lay.inner, axis=first.index("B"), tiled=True)
     local = eq.replace("T", "t").replace("B", "b")
     y = w.dot(local, x) if hasattr(w, "dot") and not isinstance(w, jax.Array) else contract(local, x, w)
     summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.live.get(AXES[letter], ()))
     return add_up(lay, y, first, out, summed) if summed else y
+
+
+def dots(lay: Layout, x: jax.Array, *products: tuple[str, Any]) -> Iterator[jax.Array]:
+    """`dot` of one x with several weights, each (eq, w), one result after another; where products are streamed, x moves once for all of them."""
+    if not lay.square:
+        yield from (dot(lay, eq, x, w) for eq, w in products)
+        return
+    first, second = products[0][0].split("->")[0].split(",")
+    yield from _streamed(lay, first, second, x, tuple(w for _, w in products))
+
+
+def _streamed(lay: Layout, first: str, second: str, x: jax.Array, weights: tuple) -> list[jax.Array]:
+    """Products with weights of which each device of a square holds a block, as one with their columns side by side (`core.summa`).
+    second: letters of the first of them."""
+    n = len([letter for letter in second if letter in first])
+    rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
+    y = streamed(Square(*lay.square), x.reshape(-1, inner), jnp.concatenate([w.reshape(inner, -1) for w in weights], 1), second[0] == "d")
+    ends = list(itertools.accumulate(math.prod(w.shape[n:]) for w in weights))
+    return [part.reshape(*rows, *w.shape[n:]) for part, w in zip(jnp.split(y, ends[:-1], 1), weights)]
 
 
 def add_up(lay: Layout, y: jax.Array, before: str, out: str, summed: tuple[str, ...]) -> jax.Array:
@@ -74,7 +101,7 @@ def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
     """
     before, after = eq.split("->")
     if "t" in before and "T" in after:
-        for letter, axes in (("t", split_seq(lay)), ("d", split_embed(lay))):
+        for letter, axes in (("t", split_seq(lay)), ("d", () if lay.square and "D" not in after else split_embed(lay))):
             x = lax.all_gather(x, axes, axis=before.index(letter), tiled=True) if axes and letter in before else x
         if "B" in after and lay.inner:
             x = lax.all_to_all(x, lay.inner, split_axis=before.index("b"), concat_axis=before.index("d"), tiled=True)
@@ -129,11 +156,6 @@ def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
     """The head's weight [vocab, embed], live, with its whole embed: what `put` "btd->BTD" multiplies."""
     axes = lay.live.get("embed", ())
     return lax.all_gather(w, axes, axis=1, tiled=True) if axes else w
-
-
-ATTENTION = ("heads", "kv_heads", "head", "query_rank", "latent", "key_rank", "key_value", "value")
-INSIDE = frozenset((*ATTENTION, "ffn", "router", "expert", "expert_ffn"))
-"""Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 
 def beside_stream(axes: tuple[str, ...]) -> bool:

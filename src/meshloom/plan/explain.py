@@ -100,12 +100,30 @@ def brief(e: Explained) -> list[str]:
     active = f", {e.active:,} of them for a token" if e.active != e.parameters else ""
     here, step = sum(e.stored.values()), sum(e.working.values())
     sent = ", ".join(size(sum(n for _, n in moved)) + (f" ({phase})" if phase else "") for phase, moved in e.moved.items())
+    whole = unsplit(e)
     return [
         f"model      {e.title}; {e.parameters:,} parameters{active}",
         f"layout     {layout}; {e.how}",
         f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
         f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {sent} sent by each device",
+        *([f"not split  {whole}"] if whole else []),
     ]
+
+
+SHARE = 0.01
+"""Part of the parameters that a device keeps from which on those that nothing splits are named."""
+
+
+def unsplit(e: Explained, names: int = 6) -> str:
+    """The parameters that a layout which splits others leaves whole on every device, largest first; "" where they are less than SHARE of what a
+    device keeps of parameters."""
+    whole = sorted((a for a in e.arrays if a.shard == a.shape), key=lambda a: -a.bytes)
+    held, total = sum(a.bytes for a in whole), sum(a.bytes for a in e.arrays)
+    if len(whole) == len(e.arrays) or held < SHARE * total:
+        return ""
+    more = f" and {len(whole) - names} more" if len(whole) > names else ""
+    said = ", ".join(a.path for a in whole[:names])
+    return f"{said}{more}: {size(held)} in all, {held / total:.0%} of the parameters that a device keeps"
 
 
 def lines(e: Explained, width: int = 140) -> list[str]:

@@ -23,7 +23,8 @@ class Found(NamedTuple):
     """The collectives of one kind over the same mesh axes in one part of a program.
 
     count: arrays moved, each as often as it runs (an operation that moves ten arrays at once counts ten). operations: the same, with such an
-    operation counted once.  bytes: all of them together, each by the larger of what goes in and what comes out on one device.
+    operation counted once.  bytes: all of them together, each by the larger of what goes in and what comes out on one device (of a
+    permutation in which some devices keep theirs, the mean over devices).
     name: the program's own name of the place.
     """
 
@@ -149,6 +150,8 @@ def _count(op: Op, kind: str, times: int, groups: Mapping[frozenset, tuple[str, 
     axes = _axes(op.rest, kind, groups, sizes)
     devices = math.prod(sizes[a] for a in axes)
     size = sum(arrays) * (devices if kind == "reduce-scatter" else 1)
+    if kind == "collective-permute":
+        size = round(size * (1 - sum(a == b for a, b in _pairs(op.rest)) / math.prod(sizes.values())))
     # an all-to-all that lists one array for each device moves the parts of one array
     count = 1 if kind == "all-to-all" else len(arrays)
     name = re.search(r'op_name="([^"]*)"', op.rest)
@@ -209,10 +212,9 @@ def _groups_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> frozenset:
 def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes over which an instruction communicates."""
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\}[,\s]*)*)\}", rest)
         places = list(itertools.product(*(range(n) for n in sizes.values())))
         moved: set[str] = set()
-        for a, b in re.findall(r"\{?(\d+),(\d+)\}?", pairs[1] if pairs else ""):
+        for a, b in _pairs(rest):
             moved |= {name for name, x, y in zip(sizes, places[int(a)], places[int(b)]) if x != y}
         return tuple(name for name in sizes if name in moved)
     sets = replica_groups(rest, math.prod(sizes.values()))
@@ -221,6 +223,12 @@ def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], siz
             f"A {kind} runs over devices {[sorted(g) for g in sets]}, which are not the devices along any axes of the mesh {dict(sizes)}."
         )
     return groups[sets]
+
+
+def _pairs(rest: str) -> list[tuple[str, str]]:
+    """Who sends to whom in a collective-permute."""
+    listed = re.search(r"source_target_pairs=\{(\{[\d,{} ]*\})\}", rest)
+    return re.findall(r"\{(\d+), ?(\d+)\}", listed[1]) if listed else []
 
 
 def replica_groups(rest: str, devices: int) -> frozenset:

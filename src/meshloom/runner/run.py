@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_policies
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
+from meshloom.core.summa import PRODUCT
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model, stack_of
 from meshloom.ops.ring import KEPT
@@ -45,7 +46,7 @@ def _products(gathered: frozenset[str]) -> Callable[..., bool]:
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
 
     def policy(prim: Any, *args: Any, **params: Any) -> bool:
-        return prim.name in SUMS or (prim.name == "name" and params["name"] == KEPT) or dots(prim, *args, **params)
+        return prim.name in SUMS or (prim.name == "name" and params["name"] in (KEPT, PRODUCT)) or dots(prim, *args, **params)
 
     return policy
 

@@ -115,7 +115,7 @@ def serving(lay: Layout, gather: str = "layer") -> Layout:
     """A training layout for generation: the sequence is whole, no weight has a gradient that would lie elsewhere, and nothing is rounded."""
     lay = exact(lay.without("seq", "whole_seq", "attend_seq"))
     step = {"layer": lay.step, "once": lay.live}[gather]
-    return dataclasses.replace(lay, step=step, grad=step)
+    return dataclasses.replace(lay, step=step, grad=step, options={})
 
 
 def unrolled(model: Model, c: Any) -> Tree:

@@ -86,12 +86,8 @@ def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tu
     """The gradient and the sums of every micro-batch, added up in fp32.  apart: a gradient is whole before it is added. XLA for TPUs (libtpu 0.0.42)
     otherwise tries to move the scatters of ZeRO-2 and 3 behind this loop, and ends with an internal error where they are bf16."""
     grad = jax.grad(loss, has_aux=True)
-
-    def step(w: Tree, rows: Batch) -> tuple[Tree, dict]:
-        grads, sums = grad(w, rows)
-        # not the sums: a barrier makes all that goes through it vary over the same axes, and what is added up already would be once more
-        return (lax.optimization_barrier(grads) if apart else grads), sums
-
+    # one barrier for each: what passes one together is taken to differ over the same mesh axes
+    step = (lambda *given: jax.tree.map(lax.optimization_barrier, grad(*given))) if apart else grad
     first = jax.tree.map(lambda a: a[0], batch)
     if batch.tokens.shape[0] == 1:
         grads, sums = step(w, first)
