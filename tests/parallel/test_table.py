@@ -26,6 +26,7 @@ def test_reads_in_the_order_of_the_mesh() -> None:
         ("tensor=2:int8", "'int8' in layout 'tensor=2:int8' is not an option of 'tensor'. It has none"),
         ("zero3=2:qw9", "'qw9' in layout 'zero3=2:qw9' is not an option of 'zero3'. Did you mean 'qw8'.* It has: qw8, qg8, qg4"),
         ("sequence", "which layout 'sequence' lacks. Add 'tensor=2'"),
+        ("tensor2d=4 sequence", "splits the matrices by tensor2d. Leave 'sequence' out, or write 'tensor' in place of tensor2d"),
         ("zero3=2 zero3=2", "'zero3' stands twice"),
         ("zero3=4 data=2 zero1=2", "has zero3 outside zero1: what the inner stage keeps whole.*Write 'zero1=2 zero3=4'"),
     ],

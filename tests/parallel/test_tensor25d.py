@@ -90,6 +90,8 @@ def test_the_sum_over_depth_is_of_shards_and_once_a_step() -> None:
     [
         ("tensor25d=4", "tensor25d=4 is not a cube of devices. Write depth x rows x columns, such as tensor25d=2x2x2"),
         ("tensor25d=1x2x2", "tensor25d=1x2x2 has one layer of devices. Write tensor2d=2x2"),
+        ("tensor25d=2x1x4", "tensor25d=2x1x4 splits matrices one way only. Write 'data=2 tensor=4'"),
+        ("tensor25d=2x4x1", "tensor25d=2x4x1 splits matrices one way only. Write 'data=2 zero3=4'"),
         ("tensor25d=2x2x16", "heads 8 cannot be split over the 16 columns"),
         ("tensor25d=2x2", "gives 2 sizes, and 'tensor25d' has 3 mesh axes"),
     ],

@@ -70,6 +70,20 @@ def test_refuses_a_file_before_it_prints(tmp_path: Path, capsys: pytest.CaptureF
     assert not capsys.readouterr().out
 
 
+def test_refuses_a_place_that_cannot_hold_the_file_before_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "held.svg").mkdir()
+    for name, said in (("none/a.svg", "There is no folder .*none to write a.svg to. Make it"), ("held.svg", "held.svg is a folder")):
+        with pytest.raises(ValueError, match=said):
+            show(load_recipe("quickstart"), "data=2", tmp_path / name)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("devices", [0, -3])
+def test_refuses_a_number_of_devices_that_is_none(devices: int) -> None:
+    with pytest.raises(ValueError, match=f"--devices {devices} is no number of devices. Give 1 or more."):
+        drawn(load_recipe("quickstart"), devices=devices)
+
+
 def test_refuses_sequences_longer_than_the_model() -> None:
     with pytest.raises(ValueError, match="data.seq is 512 tokens and the model is made for max_seq 256"):
         drawn(load_recipe("quickstart", ["data.seq=512"]), "data=2")

@@ -52,6 +52,11 @@ def parse(spelling: str) -> dict[str, Asked]:
         raise ValueError(f"Layout '{spelling}' asks for {' and '.join(ways)}, which all split the matrices. Choose one, with more devices.")
     for name in asked:
         other = STRATEGIES[name].beside
+        if other and ways and other not in asked:
+            raise ValueError(
+                f"'{name}' splits the sequence over the devices of '{other}', and layout '{spelling}' splits the matrices by {ways[0]}. "
+                f"Leave '{name}' out, or write '{other}' in place of {ways[0]}."
+            )
         if other and other not in asked:
             raise ValueError(
                 f"'{name}' splits the sequence over the devices of '{other}', which layout '{spelling}' lacks. Add '{other}=2'."

@@ -24,10 +24,15 @@ def sizes(n: int) -> tuple[int, int, int]:
 
 
 def check(c, seq: int, asked: Asked) -> None:
-    """Refuses what `tensor2d` refuses, and a depth of one."""
+    """Refuses what `tensor2d` refuses, a depth of one, and rows or columns of one, by its own name."""
     depth, rows, cols = asked.sizes
     if depth == 1:
         raise ValueError(f"tensor25d=1x{rows}x{cols} has one layer of devices. Write tensor2d={rows}x{cols}.")
+    if 1 in (rows, cols):
+        other = f"tensor={cols}" if rows == 1 else f"zero3={rows}"
+        raise ValueError(
+            f"tensor25d={depth}x{rows}x{cols} splits matrices one way only. Write 'data={depth} {other}', or give it at least 2 rows and 2 columns."
+        )
     tensor2d.check(c, seq, asked._replace(sizes=(rows, cols)))
 
 

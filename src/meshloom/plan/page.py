@@ -81,11 +81,15 @@ def write(p: Page, height: float, path: Path) -> None:
 
 
 def check(path: Path) -> None:
-    """Refuses a file that is neither SVG nor PNG."""
+    """Refuses a file that is neither SVG nor PNG, and a place that cannot hold one."""
     if path.suffix.lower() not in ENDINGS:
         raise ValueError(
             f"{path.name} ends in '{path.suffix}', and a picture is written as {' or '.join(ENDINGS)}. Name it {path.stem}{ENDINGS[0]}."
         )
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and a picture is a file. Name another file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"There is no folder {path.parent} to write {path.name} to. Make it, or name a file elsewhere.")
 
 
 def width(text: str, size: float, mono: bool = False, bold: bool = False) -> float:

@@ -38,6 +38,8 @@ def show(
 
 def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices: int = 8, platform: str = "gpu") -> Drawing:
     """What to draw.  device: whose part is shown.  devices: for which `auto` is decided.  platform: which compiler's program."""
+    if devices < 1:
+        raise ValueError(f"--devices {devices} is no number of devices. Give 1 or more.")
     model, c, _ = model_of(config)
     check_length(config, c)
     spelling = config.layout if layout is None else layout
