@@ -184,3 +184,12 @@ def test_arguments_that_the_rules_cannot_split_are_refused() -> None:
     with pytest.raises(ValueError, match="Axis 'a' of size 6 cannot be split over 4 devices"):
         ml.program(ml.sum, MESH, "a:cols")(floats("a", 6))
     assert Place(layout(MESH, "a:cols")).parts("a") == 4
+
+
+def test_the_gradient_of_more_than_one_number_is_refused() -> None:
+    x = floats("a b", 2, 3)
+    for fn in (ml.grad(ml.square), ml.value_and_grad(ml.square)):
+        with pytest.raises(
+            ValueError, match=r"need a function that returns one number; this one returns a tensor with axes \(a b\). Reduce it"
+        ):
+            fn(x)

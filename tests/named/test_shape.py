@@ -92,6 +92,7 @@ def test_only_what_crosses_a_border_moves() -> None:
         (lambda: ml.split(X, "b", "c d", c=2, d=9), "'b' of size 16 is not c=2 x d=9"),
         (lambda: ml.slice(X, "b", 4, 20), "4 to 20 is not within 'b' of size 16"),
         (lambda: ml.pad(X, "b", -1), "neither may be negative. ml.slice takes elements away"),
+        (lambda: ml.concat([], "b"), "ml.concat was given no tensors to put one after the other along 'b'. Give one or more."),
         (lambda: ml.concat([X, floats("a c", 8, 4)], "b"), "There is no axis in this tensor, 'b'"),
         (lambda: ml.concat([X, floats("a b c", 8, 4, 2)], "b"), "one tensor has axes (a b), another (a b c)"),
         (lambda: ml.concat([X, floats("a b", 4, 16)], "b"), "ml.concat: 'a' has size 8 in one tensor and 4 in another"),

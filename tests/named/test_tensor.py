@@ -65,6 +65,8 @@ def test_specs_are_made_by_path() -> None:
         (lambda: X.array("a"), "This tensor has the axes 'a b', and 'a' was asked for"),
         (lambda: ml.spec("a b", a=1), "'b' needs to be in both"),
         (lambda: ml.spec("a", a=1, c=2), "'c' needs to be in both"),
+        (lambda: ml.spec("a", a=-1), "'a' of 'a' is given the size -1. A size is a whole number, at least 1."),
+        (lambda: ml.spec("a b", a=2, b=2.5), "'b' of 'a b' is given the size 2.5"),
     ],
 )
 def test_refuses(fn, sentence: str) -> None:

@@ -143,6 +143,11 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0) -> Callable
 
     def scalar(*args):
         y = fn(*args)
+        if is_tensor(y) and y.names:
+            raise ValueError(
+                f"ml.grad and ml.value_and_grad need a function that returns one number; this one returns a tensor with axes ({' '.join(y.names)}). "
+                "Reduce it, with ml.mean or ml.sum."
+            )
         return y.array() if is_tensor(y) else y
 
     return jax.value_and_grad(scalar, argnums)

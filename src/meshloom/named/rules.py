@@ -91,11 +91,14 @@ def layout(mesh: Sizes | Layout, rules: Rules = "") -> Layout:
 
 def _sizes(mesh: Sizes) -> dict[str, int]:
     """The devices along each mesh axis, outermost first."""
-    pairs = [word.partition("=")[::2] for word in mesh.split()] if isinstance(mesh, str) else [(k, str(v)) for k, v in mesh.items()]
+    if not isinstance(mesh, (str, Mapping)):
+        raise ValueError(f"{mesh!r} is no mesh. Write names and numbers of devices: 'rows=2 cols=4', or '' for one device.")
+    words = mesh.split() if isinstance(mesh, str) else [f"{k}={v}" for k, v in mesh.items()]
     sizes: dict[str, int] = {}
-    for name, size in pairs:
+    for word in words:
+        name, _, size = word.partition("=")
         if not name or not size.isdigit() or int(size) < 1:
-            raise ValueError(f"'{name}={size}' is no mesh axis. Write names and numbers of devices: 'rows=2 cols=4'.")
+            raise ValueError(f"'{word}' is no mesh axis. Write names and numbers of devices: 'rows=2 cols=4'.")
         if name in sizes:
             raise ValueError(f"Mesh axis '{name}' is given twice. Give it once.")
         sizes[name] = int(size)
@@ -104,13 +107,16 @@ def _sizes(mesh: Sizes) -> dict[str, int]:
 
 def _rules(rules: Rules, sizes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Name -> mesh axes. Mesh axes of one device split nothing and are left out."""
+    if not isinstance(rules, (str, Mapping)):
+        raise ValueError(f"{rules!r} is no set of rules. Write names and mesh axes: 'batch:rows hidden:cols', or '' for none.")
     pairs = [word.partition(":")[::2] for word in rules.split()] if isinstance(rules, str) else list(rules.items())
     table: dict[str, tuple[str, ...]] = {}
     for name, given in pairs:
         axes = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
         if not name or not all(axes):
+            word = f"{name}:{given}" if given else name
             raise ValueError(
-                f"'{name}:{given}' is no rule. Write names and mesh axes: 'batch:rows hidden:cols', or 'batch:rows,cols' for both."
+                f"'{word or ':'}' is no rule. Write names and mesh axes: 'batch:rows hidden:cols', or 'batch:rows,cols' for both."
             )
         if name in table:
             raise ValueError(f"Two rules split '{name}'. Give it one rule; 'name:rows,cols' splits it over both mesh axes.")

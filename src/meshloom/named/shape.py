@@ -158,6 +158,8 @@ def pad(x: Tensor, name: str, before: int = 0, after: int = 0, value: float = 0)
 def concat(xs: list[Tensor], name: str) -> Tensor:
     """Tensors one after the other along an axis; they agree in all other sizes. A split axis is gathered for it, and split again."""
     ts = [named(x, "ml.concat") for x in xs]
+    if not ts:
+        raise ValueError(f"ml.concat was given no tensors to put one after the other along '{name}'. Give one or more.")
     for t in ts:
         has(t, name, "ml.concat")
         if set(t.names) != set(ts[0].names):

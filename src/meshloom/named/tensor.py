@@ -180,11 +180,14 @@ def tensor(names: str, values: Any) -> Tensor:
 
 def spec(names: str, std: float = 0.0, mean: float = 0.0, dtype: str = "float32", **sizes: int) -> Spec:
     """A tensor not yet made: `ml.spec("embed ffn", embed=64, ffn=256, std=0.02)`. `ml.explain` takes specs in place of tensors, `ml.init` makes
-    them.  std, mean: how it starts.  Raises ValueError for names without a size and sizes without a name."""
+    them.  std, mean: how it starts.  Raises ValueError for names without a size and sizes without a name, and sizes that are none."""
     found = words(names)
     for name in (*found, *sizes):
         if name not in sizes or name not in found:
             raise ValueError(f"'{names}' with sizes for {', '.join(sizes) or 'nothing'}: '{name}' needs to be in both.")
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise ValueError(f"'{name}' of '{names}' is given the size {size!r}. A size is a whole number, at least 1.")
     return core_spec(sizes, names, Init(std, mean), dtype)
 
 
