@@ -5,7 +5,7 @@ over cols; the partial sums of a layer's second product are reduce-scattered ove
 """
 
 from meshloom.core.layout import INSIDE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, root, weight_moves
 from meshloom.parallel.sequence import ends, halves
 from meshloom.parallel.tensor1d import loss
 
@@ -23,8 +23,7 @@ def layout(rows: int, cols: int) -> Layout:
 
 def sizes(n: int) -> tuple[int, int]:
     """A number of devices as a square.  Raises ValueError for one that is not."""
-    side = round(n**0.5)
-    if side * side != n:
+    if not (side := root(n, 2)):
         raise ValueError(f"tensor2d={n} is not a square number of devices. Write rows x columns, such as tensor2d=2x{max(n // 2, 1)}.")
     return side, side
 

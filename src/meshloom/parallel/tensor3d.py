@@ -7,7 +7,7 @@ Each product leaves its result where the next one wants its input.  Memory: ever
 """
 
 from meshloom.core.layout import INSIDE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge, root
 from meshloom.parallel.sequence import halves
 from meshloom.parallel.tensor1d import loss
 from meshloom.parallel.tensor2d import divides, moved_once, norms
@@ -25,8 +25,7 @@ def layout(i: int, j: int, l: int) -> Layout:  # the letters of the paper
 
 def sizes(n: int) -> tuple[int, int, int]:
     """A number of devices as a cube.  Raises ValueError for one that is not."""
-    side = round(n ** (1 / 3))
-    if side**3 != n:
+    if not (side := root(n, 3)):
         raise ValueError(f"tensor3d={n} is not a cube of devices. Use 8, 27 or 64 of them, or write three sizes, such as tensor3d=2x2x4.")
     return side, side, side
 
