@@ -23,21 +23,15 @@ MIB = 1 << 20
 
 def devices_of(topology: str) -> list[Any]:
     """The devices of a topology, or simulated ones."""
-    if topology == "cpu":
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    else:
-        # a compiler without its machine: what the library would otherwise ask the machine for
-        os.environ.update(
-            TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-8", ALLOW_MULTIPLE_LIBTPU_LOAD="1"
-        )
+    if topology != "cpu":
+        from tpu import devices
+
+        return devices(topology)
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    if topology == "cpu":
-        return jax.devices()
-    from jax.experimental import topologies
-
-    return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+    return jax.devices()
 
 
 def attention(n: int, length: int, devices: list[Any]) -> Any:

@@ -86,5 +86,5 @@ def traffic(job: Job, there: list) -> list[Line]:
     scale = jax.ShapeDtypeStruct((), "float32")
     program = jax.jit(make_gradient(model, c, plan, lm())).lower(params, rows(job, plan), None, scale)
     text = program.compile(compiler_options=APART).as_text() or ""
-    formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype))
+    formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype, plan.packed))
     return compare(collectives(text, plan.layout.sizes), formula)

@@ -21,7 +21,7 @@ print("ANSWER", json.dumps([[x.kind, x.axes, x.found, x.formula] for x in lines]
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'jax[tpu]'")
-@pytest.mark.parametrize("layout", ["data=8", "zero2=8", "zero3=8", "zero1=2 zero3=4"])
+@pytest.mark.parametrize("layout", ["data=8", "zero2=8", "zero3=8", "zero1=2 zero3=4", "context=8", "context=4 ulysses=2"])
 def test_a_tpu_program_moves_what_the_formula_says(layout: str) -> None:
     """All kinds together: for small arrays this compiler writes an all-reduce and a slice in place of a gather or a scatter."""
     code = CODE.format(bench=str(BENCH), layout=layout)

@@ -32,6 +32,7 @@ CASES = [
     ("gpt2", "tensor2d=2x2:stream", 1, "unroll", "full"),
     ("neox", "data=2 tensor2d=2x2:stream", 1, "scan", "full"),
     ("llama_untied", "zero1=2 tensor2d=2x2:stream", 1, "unroll", "none"),
+    ("llama", "zero3=2 tensor2d=2x2:stream", 2, "scan", "none"),
 ]
 
 
@@ -171,6 +172,22 @@ def test_refuses(sizes, spelling, said) -> None:
     _, c = config("gpt2", **sizes)
     with pytest.raises(ValueError, match=said):
         build(spelling, c, 16)
+
+
+def test_experts_are_refused_where_tokens_are_not_whole_and_run_where_they_are() -> None:
+    _, c = config("moe")
+    for spelling, said in (
+        ("tensor2d=2x2:stream", "Streamed products"),
+        ("tensor25d=2x2x2:stream", "Streamed products"),
+        ("tensor3d=8", "Layers split by a cube"),
+    ):
+        with pytest.raises(
+            ValueError, match=said + ".* have no form for the 8 experts of this model: a router needs whole tokens. Use tensor or tensor2d"
+        ):
+            build(spelling, c, 16)
+    got = gradient("moe", "tensor2d=2x2", 1)
+    same(got, gradient("moe", "", 1))
+    assert [line for line in got.lines if not line.equal] == []
 
 
 def test_refuses_rows_that_do_not_divide() -> None:

@@ -171,5 +171,6 @@ def test_bytes_of_a_type(type, size) -> None:
 def test_groups_of_every_spelling() -> None:
     pairs = frozenset({frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7})})
     assert replica_groups("replica_groups=[4,2]<=[2,4]T(1,0)", 8) == replica_groups("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 8) == pairs
+    assert replica_groups("channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'a'}, dimensions={0}", 8) == pairs  # JAX 0.12 names the mesh
     assert axis_groups(SIZES)[pairs] == ("a",)
     assert replica_groups("replica_groups={}", 2) == frozenset({frozenset({0, 1})})

@@ -38,8 +38,18 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(
             f"Streamed products need as many rows as columns, and {rows}x{cols} is not a square. Use {cols}x{cols}, or leave out ':stream'."
         )
+    if "stream" in asked.options:
+        whole_layers(c, "Streamed products (':stream')")
     divides("tensor2d", f"{rows} rows", rows, (("embed", c.embed),))
     divides("tensor2d", f"{cols} columns", cols, across(c))
+
+
+def whole_layers(c, said: str) -> None:
+    """Refuses a model with experts: their router needs whole tokens.  said: what has no form for them."""
+    if experts := getattr(c, "experts", 0):
+        raise ValueError(
+            f"{said} have no form for the {experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
+        )
 
 
 def across(c) -> tuple[tuple[str, int], ...]:
@@ -81,7 +91,7 @@ def streams(x: Shapes) -> list[Collective]:
     first, second = 0, 0  # of these, those that end a layer's first half and begin its second
     for s in x.leaves.values():
         if s.axes[0] == "layer" and "embed" in s.axes and INSIDE & set(s.axes):
-            enters, size = s.axes[1] == "embed", x.elements("step", s) // layers * x.width
+            enters, size = s.axes[1] == "embed", x.elements("live", s) // layers * x.width
             weights[enters] += size
             first += 0 if enters or "ffn" in s.axes else size
             second += size if enters and "ffn" in s.axes else 0

@@ -232,7 +232,10 @@ def _pairs(rest: str) -> list[tuple[str, str]]:
 
 
 def replica_groups(rest: str, devices: int) -> frozenset:
-    """The groups of an instruction: {{0,1},{2,3}}, or [2,2]<=[4], or [2,2]<=[2,2]T(1,0), or {} for all devices."""
+    """The groups of an instruction: {{0,1},{2,3}}, or [2,2]<=[4], or [2,2]<=[2,2]T(1,0), or mesh['a'=2,'b'=2] {'b'}, or {} for all devices."""
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+        return _groups_of(tuple(re.findall(r"'([^']+)'", named[2])), mesh)
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", rest):
         return frozenset(frozenset(int(i) for i in g.split(",") if i) for g in re.findall(r"\{([\d, ]*)\}", listed[1]))
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
