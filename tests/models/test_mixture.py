@@ -114,9 +114,9 @@ def test_parameters_of_pr_moe_by_hand() -> None:
         (
             {},
             Layout({"cube_embed": 2}, live={"embed": ("cube_embed",)}),
-            r"a layer that cube_embed split \(tensor3d\) .* Use tensor or tensor2d",
+            "a cube of devices .* a router needs whole tokens. Use tensor",
         ),
-        ({}, Layout({"rows": 2, "cols": 2}, options={"tensor2d": ("stream",)}), "experts are not implemented: .* Leave out ':stream'"),
+        ({}, Layout({"rows": 2, "cols": 2}, options={"tensor2d": ("stream",)}), "Streamed products .* have no form for the 4 experts"),
     ],
 )
 def test_layouts_without_a_form_for_experts_are_refused(more, lay, message) -> None:

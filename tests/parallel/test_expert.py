@@ -83,8 +83,6 @@ def test_folded_experts_are_whole_and_fewer() -> None:
             "expert_ffn 20 cannot be split over 8 devices \\(tensor=8\\). Use sizes whose product is one of 1, 2, 4, 5, 10, 20.",
         ),
         ("moe", "expert=2:folded", {}, "'folded' splits the experts .* the layout has none. Add tensor=2 or tensor2d=2x2, or leave out"),
-        ("moe", "tensor3d=8", {}, "Experts inside a layer that cube_embed split \\(tensor3d\\) are not implemented"),
-        ("moe", "expert=2 tensor2d=2x2:stream", {}, "Leave out ':stream'"),
         ("moe_mixed", "context=2", {}, "A capacity counts places along whole sequences"),
         ("moe", "expert=2:fold", {}, "'fold' in layout 'expert=2:fold' is not an option of 'expert'. Did you mean 'folded'\\?"),
     ],

@@ -92,12 +92,11 @@ class MixtureConfig(ModelConfig):
     def check_layout(self, lay: Layout) -> None:
         """Refuses rows or embed that are split inside a layer (a router needs whole tokens, and an exchange those of its own device), matrices that
         are streamed, and a capacity where no device sees a whole sequence."""
-        if axes := dict.fromkeys((*lay.inner, *lay.live.get("embed", ()))):
+        cube = lay.inner or lay.live.get("embed")
+        if said := "Layers split by a cube of devices (tensor3d)" if cube else "Streamed products (':stream')" if lay.square else "":
             raise ValueError(
-                f"Experts inside a layer that {' x '.join(axes)} split (tensor3d) are not implemented. Use tensor or tensor2d."
+                f"{said} have no form for the {self.experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
             )
-        if lay.square:
-            raise ValueError("Streamed products of experts are not implemented: their matrices are gathered. Leave out ':stream'.")
         if self.capacity and (axes := lay.acts.get("whole_seq")):
             raise ValueError(
                 f"A capacity counts places along whole sequences, and the layout splits them over {' x '.join(axes)}. Set model.capacity: null "

@@ -38,18 +38,8 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(
             f"Streamed products need as many rows as columns, and {rows}x{cols} is not a square. Use {cols}x{cols}, or leave out ':stream'."
         )
-    if "stream" in asked.options:
-        whole_layers(c, "Streamed products (':stream')")
     divides("tensor2d", f"{rows} rows", rows, (("embed", c.embed),))
     divides("tensor2d", f"{cols} columns", cols, across(c))
-
-
-def whole_layers(c, said: str) -> None:
-    """Refuses a model with experts: their router needs whole tokens.  said: what has no form for them."""
-    if experts := getattr(c, "experts", 0):
-        raise ValueError(
-            f"{said} have no form for the {experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
-        )
 
 
 def across(c) -> tuple[tuple[str, int], ...]:
