@@ -31,6 +31,22 @@ FAMILIES = {
     "gpt2": {},
     "neox": {},
     "moe": dict(kv_heads=2, head=8, qk_norm=True, experts=8, top=2, expert_ffn=24, balance_loss=0.02, router_z_loss=1e-3),
+    "deepseek": dict(
+        **dict(
+            experts=8,
+            top=2,
+            expert_ffn=24,
+            layers=2,
+            first_dense=1,
+            shared=2,
+            groups=4,
+            top_groups=2,
+            key_rank=16,
+            query_rank=12,
+            nope_head=8,
+        ),
+        **dict(rope_head=4, value_head=8, attention_bias=True, balance="sequence", balance_loss=0.01, bias_rate=0.1, tied=False),
+    ),
     "moe_mixed": dict(
         **dict(kv_heads=2, head=8, experts=8, top=2, expert_ffn=24, layers=4, moe_layers=(False, True, False, True), tied=False),
         **dict(balance="sequence", balance_loss=0.02, capacity=1.0, score="sigmoid", bias=True, bias_rate=0.1, shared=1),
@@ -39,13 +55,15 @@ FAMILIES = {
 
 
 class Gradient(NamedTuple):
-    """grads: by path, on the host. temp: bytes that the compiler says a step adds. lines: traffic against the formula."""
+    """grads: by path, on the host. temp: bytes that the compiler says a step adds. lines: traffic against the formula.
+    load: assignments to each expert, where there are any."""
 
     grads: dict[str, np.ndarray]
     loss: float
     norm: float
     temp: int
     lines: list
+    load: np.ndarray
 
 
 def config(name: str, **more):
@@ -112,7 +130,14 @@ def gradient(
     found = collectives(program.as_text(), lay.sizes)
     lines = compare(found, step_cost(spelling, shapes(model, c, lay, seq, sequences, micro, how, "float32", packed)))
     host = {path: np.asarray(a) for path, a in named_leaves(grads).items()}
-    return Gradient(host, float(sums["loss"] / sums["tokens"]), float(norm), program.memory_analysis().temp_size_in_bytes, lines)
+    return Gradient(
+        host,
+        float(sums["loss"] / sums["tokens"]),
+        float(norm),
+        program.memory_analysis().temp_size_in_bytes,
+        lines,
+        np.asarray(sums.get("load", 0)),
+    )
 
 
 def tree_of(by_path: dict[str, np.ndarray], like):
@@ -131,6 +156,7 @@ def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
     name, apart = furthest(got.grads, one.grads)
     assert apart < limit, f"gradient of {name} differs by {apart:.1e}"
     assert abs(got.loss / one.loss - 1) < limit and abs(got.norm / one.norm - 1) < limit
+    np.testing.assert_array_equal(got.load, one.load)
 
 
 __all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "tree_of", "weights"]

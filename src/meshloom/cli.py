@@ -212,6 +212,8 @@ def convert(
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     overwrite: Flag = False,
     check: Flag = False,
+    experts: int = 0,
+    top: int = 2,
     machine: Machine = Machine(),
 ) -> int:
     """Turn a run into a Hugging Face folder, or a Hugging Face folder or GGUF file into a Meshloom checkpoint.
@@ -234,11 +236,15 @@ def convert(
         Replace what is in the target folder.
     check
         Read the result again and compare every tensor, bit for bit.
+    experts
+        Make a dense model a mixture of so many experts, each a copy of its MLP.
+    top
+        Experts that a token of such a mixture goes to.
     """
     cli_base.start(machine)
     from meshloom.recipes import convert as worker
 
-    how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check}
+    how = {"step": step, "old_config": old_config, "dtype": dtype, "overwrite": overwrite, "check": check, "experts": experts, "top": top}
     return OK if worker.convert(source, target, to, **how) else DISAGREES
 
 

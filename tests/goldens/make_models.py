@@ -29,6 +29,11 @@ def rope(kind: str, **values) -> dict:
 LLAMA3 = dict(factor=4.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
 QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20)
+LATENT = dict(
+    **dict(SIZES, num_hidden_layers=3, num_key_value_heads=4, intermediate_size=44, moe_intermediate_size=20, n_routed_experts=8),
+    **dict(n_shared_experts=2, n_group=4, topk_group=2, first_k_dense_replace=1, kv_lora_rank=16, routed_scaling_factor=2.5),
+    **dict(qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6),
+)
 CASES = {
     "llama": ("llama", dict(GROUPED, tie_word_embeddings=False)),
     "llama_tied_biases": ("llama", dict(GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
@@ -65,6 +70,13 @@ CASES = {
         dict(GROUPED, **QWEN3_MOE, num_hidden_layers=3, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True),
     ),
     "moe_qwen3_step": ("qwen3_moe", dict(GROUPED, **QWEN3_MOE, norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True)),
+    "deepseek_v3": ("deepseek_v3", dict(LATENT, q_lora_rank=12, norm_topk_prob=True, attention_bias=True, num_experts_per_tok=3)),
+    "deepseek_v3_yarn": (
+        "deepseek_v3",
+        dict(LATENT, q_lora_rank=None, norm_topk_prob=False, rope_interleave=False, num_experts_per_tok=2, tie_word_embeddings=True)
+        | rope("yarn", **YARN, mscale=1.0, mscale_all_dim=0.8),
+    ),
+    "deepseek_v2": ("deepseek_v2", dict(LATENT, q_lora_rank=None, topk_method="group_limited_greedy", num_experts_per_tok=2)),
     "neox": (
         "gpt_neox",
         dict(SIZES, intermediate_size=44, rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.25)),
@@ -109,7 +121,7 @@ def make(name: str, kind: str, values: dict) -> None:
     torch.manual_seed(sum(map(ord, name)))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for path, p in model.named_parameters():
+        for path, p in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if "correction_bias" in n)]:
             p.copy_(torch.randn_like(p) * 0.25 + (1.0 if "norm" in path or ".ln_" in path else 0.0) * path.endswith("weight"))
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)

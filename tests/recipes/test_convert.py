@@ -11,6 +11,7 @@ from meshloom.recipes import convert as module
 from meshloom.recipes.convert import convert
 from meshloom.weights import hf
 from meshloom.weights.load import load
+from meshloom.weights.opened import open_model
 
 
 @pytest.fixture
@@ -106,3 +107,18 @@ def test_a_mistake_both_ways_is_found_by_the_logits(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "our_logits", lambda model, c, w, tokens: np.zeros((*tokens.shape, c.vocab), np.float32))
     assert not convert(small.FOLDER / "llama", tmp_path / "out", check=True, say=said.append)
     assert any("equal bit for bit" in line for line in said) and any("DIFFER" in line for line in said)
+
+
+def test_a_dense_model_becomes_a_mixture(tmp_path):
+    """Written as Mixtral, read again bit for bit, with the dense model's logits."""
+    said = []
+    assert convert(small.FOLDER / "llama", tmp_path / "out", experts=4, top=2, check=True, say=said.append)
+    assert "4 experts, 2 of them for a token, as mixtral; logits against the dense model: largest difference" in said[1]
+    again = open_model(tmp_path / "out")
+    assert (again.config.variant, again.config.experts, again.model.name) == ("mixtral", 4, "moe")
+
+
+def test_a_mixture_without_a_counterpart_stays_ours(tmp_path):
+    with pytest.raises(ValueError, match=r"This model has no counterpart in Hugging Face \(family moe\). Write it by --to meshloom."):
+        convert(small.FOLDER / "qwen2", tmp_path / "out", experts=4, say=lambda line: None)
+    assert convert(small.FOLDER / "qwen2", tmp_path / "ours", "meshloom", experts=4, check=True, say=lambda line: None)

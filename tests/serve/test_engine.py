@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshloom.models import gpt2, llama
+from meshloom.models import deepseek, gpt2, llama, moe
 from meshloom.ops.rope import Rope
 from meshloom.parallel.table import build
 from meshloom.runner.forward import logits as full
@@ -39,7 +39,16 @@ WINDOW = llama.Config(**SIZES, variant="qwen3", qk_norm=True, qkv_bias=True, o_b
 MIXED = llama.Config(
     **{**SIZES, "layers": 2}, variant="qwen3", qk_norm=True, kv_heads=1, ffn=32, window=4, windowed_layers=(True, False), tied=False
 )
-MODELS = {"window": (llama.MODEL, WINDOW), "mixed": (llama.MODEL, MIXED), "gpt2": (gpt2.MODEL, gpt2.Config(**{**SIZES, "layers": 2}))}
+EXPERTS = dict(experts=4, top=2, expert_ffn=8, shared=1)
+SPARSE = moe.Config(**{**SIZES, "layers": 2}, **EXPERTS, kv_heads=2, ffn=32, moe_layers=(False, True), window=5)
+LATENT = deepseek.Config(**{**SIZES, "layers": 2}, **EXPERTS, ffn=32, first_dense=1, key_rank=6, nope_head=4, rope_head=2, value_head=3)
+MODELS = {
+    "window": (llama.MODEL, WINDOW),
+    "mixed": (llama.MODEL, MIXED),
+    "gpt2": (gpt2.MODEL, gpt2.Config(**{**SIZES, "layers": 2})),
+    "moe": (moe.MODEL, SPARSE),
+    "deepseek": (deepseek.MODEL, LATENT),
+}
 LENGTHS, PROMPT, NEW, LENGTH = np.array([12, 5, 1, 9], np.int32), 12, 6, 20
 
 
@@ -88,7 +97,10 @@ def test_decoding_equals_the_full_forward_pass(spelling):
     np.testing.assert_allclose(log_probs, raw, atol=1e-5)
 
 
-@pytest.mark.parametrize("name,spelling", [("mixed", "tensor=4"), ("gpt2", "zero3=2 tensor=2")])
+@pytest.mark.parametrize(
+    "name,spelling",
+    [("mixed", "tensor=4"), ("gpt2", "zero3=2 tensor=2"), ("moe", "expert=2:folded tensor=2"), ("deepseek", "expert=2 tensor=2")],
+)
 def test_other_models(name, spelling):
     tokens, scores, _ = decoded(name, spelling)
     np.testing.assert_array_equal(tokens, reference(name)[2])

@@ -143,3 +143,21 @@ def test_tensorboard_does_not_bring_torch(tmp_path: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, timeout=300).returncode == 0
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_routers_are_added_up_and_survive_a_resume():
+    """Two layers of three experts: shares of each layer's assignments, dropped ones apart."""
+    first, second = ({"load": jnp.asarray(a, jnp.float32), "balance": jnp.float32(b), "router_z": jnp.float32(2.0)} for a, b in LOADS)
+    interval = Interval(2)
+    interval.push(1, told(1.0, 4) | first)
+    interval.read()
+    again = Interval(2, json.loads(json.dumps(interval.state)))
+    again.push(2, told(1.0, 4) | second)
+    line = again.read()
+    assert line is not None and line.routers is not None
+    assert line.routers.load == [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]] and line.routers.busiest == 3
+    assert line.routers.dropped == pytest.approx(2 / 16) and line.routers.balance == pytest.approx(24 / 16)
+    assert line.tree()["load"] == line.routers.load
+
+
+LOADS = (([[4, 0, 0, 1], [0, 4, 0, 0]], 8.0), ([[0, 2, 2, 0], [0, 4, 0, 1]], 16.0))

@@ -102,3 +102,20 @@ def test_weight_decay_spares_gains(tmp_path):
     for name, a in arrays(state.params).items():
         expected = before[name] if "norm" in name else before[name] * np.float32(0.99)
         np.testing.assert_allclose(a, expected, rtol=0 if "norm" in name else 1e-6, err_msg=name)
+
+
+def test_the_selections_bias_moves_towards_an_even_load_and_by_no_gradient(tmp_path):
+    """bias += rate x sign(mean load - load), of the step's own load; a skipped step leaves it."""
+    sizes = {"family": "moe", "layers": 2, "experts": 5, "top": 2, "expert_ffn": 16, "score": "sigmoid", "bias": True, "bias_rate": 0.01}
+    step, batch = program(tmp_path, model=sizes)
+    state = step.start(None)
+    assert not np.asarray(state.params.layers.sparse.mlp.bias).any()
+    state, told = step.run(state, batch)
+    load = np.asarray(told["load"])[:, :5]
+    want = 0.01 * np.sign(load.mean(-1, keepdims=True) - load)
+    np.testing.assert_allclose(state.params.layers.sparse.mlp.bias, want, rtol=1e-6)
+    assert load.sum() == 2 * 2 * np.asarray(batch.segments > 0).sum(), "every token but padding, in both layers, to two experts"
+    before = np.array(state.params.layers.sparse.mlp.bias)
+    bad = type(batch)(**{**batch.__dict__, "weights": batch.weights * jnp.inf})
+    state, _ = step.run(state, bad)
+    np.testing.assert_array_equal(state.params.layers.sparse.mlp.bias, before)

@@ -14,7 +14,8 @@ KEPT = ("live", "step", "grad", "rest")
 """The tables of parameters, from the fewest splits to the most: what splits a parameter in one of them splits it in the later ones too."""
 
 
-INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
+ATTENTION = ("heads", "kv_heads", "head", "query_rank", "latent", "key_rank", "key_value", "value")
+INSIDE = frozenset((*ATTENTION, "ffn", "router", "expert", "expert_ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `Layout.work`."""
 
 

@@ -29,6 +29,11 @@ AXES = {
     "e": "expert",
     "m": "expert_ffn",
     "r": "router",
+    "a": "query_rank",
+    "c": "latent",
+    "z": "key_rank",
+    "u": "key_value",
+    "w": "value",
 }
 """The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that of a layer's matrices, `attend_seq` that
 inside attention, whose heads may be split further in exchange; likewise `batch` and `work_batch`, which mesh axes may split beside those of

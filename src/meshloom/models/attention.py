@@ -66,6 +66,13 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
     if ctx.rotary is not None and kind.rotary:
         q, k = rope.apply(q, *ctx.rotary), rope.apply(k, *ctx.rotary)
+    y, cache = mix(c, lay, kind, q, k, v, ctx)
+    return plus(dot(lay, "BThk,hkd->btd", y, w.o), w.o_bias), cache
+
+
+def mix(c: ModelConfig, lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
+    """Attention of queries (batch whole_seq heads head) to keys and values (batch whole_seq kv_heads head), and to those in the cache.  Returns
+    (batch whole_seq heads head), and the layer's cache with these keys and values added.  ctx: of this device's own rows."""
     segments, positions, cache = None if ctx.segments is None else (ctx.segments, ctx.segments), None, None
     if ctx.cache is not None:
         assert ctx.slots is not None
@@ -74,7 +81,7 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
     k, v = own_heads(c, lay, q, k), own_heads(c, lay, q, v)
     split = lay.acts.get("whole_seq")
     y = _split(c, lay, kind, q, k, v, ctx) if split else _whole(c, lay, kind, q, k, v, ctx, segments, positions)
-    return plus(dot(lay, "BThk,hkd->btd", y, w.o), w.o_bias), cache
+    return y, cache
 
 
 def _own_rows(lay: Layout, ctx: Ctx) -> Ctx:

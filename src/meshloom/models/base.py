@@ -104,9 +104,9 @@ class ModelConfig(Section):
         """The Spec of a norm's gain.  role: a row of core.spec.ROLES."""
         return replace(self.spec(axes, ONES), role=role)
 
-    def zeros(self, axes: str, role: str = "added") -> Spec:
-        """The Spec of a bias.  role: a row of core.spec.ROLES."""
-        return replace(self.spec(axes, ZEROS), role=role)
+    def zeros(self, axes: str, role: str = "added", **more: int) -> Spec:
+        """The Spec of a bias.  role: a row of core.spec.ROLES.  more: as for `spec`."""
+        return replace(self.spec(axes, ZEROS, **more), role=role)
 
 
 class Kind(NamedTuple):

@@ -58,9 +58,12 @@ NAMES = {
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 IMPLIED: dict[str, dict[str, Any]] = {"qwen3_moe": {"qk_norm": True}}
 """What a variant is, where the configuration does not say it."""
+OWN = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 PLACES = {
     "mixtral": ("block_sparse_moe.", {"gate": "w1", "up": "w3", "down": "w2"}),
-    "qwen3_moe": ("mlp.", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
+    "qwen3_moe": ("mlp.", OWN),
+    "deepseek_v2": ("mlp.", OWN),
+    "deepseek_v3": ("mlp.", OWN),
 }
 """model_type -> where a layer's experts lie, and the names of their matrices."""
 

@@ -153,7 +153,7 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         live = x.elements("live", s) // layers
         for before, after in (("rest", "grad"), ("grad", "step")):
             found.append(_gather(x, s, before, after, x.elements(after, s), 1, "parameters, once a step"))
-        if not (twin(s, x) and x.micro == 1):
+        if not twin(s, x, once=True):
             found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
         if not twin(s, x):
             found.append(_scatter(x, s, "grad", "live", live, times, "gradients, every micro-batch", x.width_of(s)))
@@ -189,7 +189,7 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """
     found: list[Collective] = []
     for s in x.leaves.values():
-        if s.role == "settled" or (twin(s, x) and x.micro == 1):
+        if s.role == "settled" or twin(s, x, once=True):
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
@@ -216,10 +216,11 @@ def _routers(x: Shapes) -> list[Collective]:
     return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, why) for axes, count, n, why in found]
 
 
-def twin(s: Spec, x: Shapes) -> bool:
+def twin(s: Spec, x: Shapes, once: bool = False) -> bool:
     """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
-    (What micro-batches have added up is no longer known to be the same.)"""
-    return x.twins and s.role == "ends first half"
+    once: at the end of a step. What micro-batches have added up, or was cut to parts of embed that are kept, is then no longer known to be the same."""
+    known = x.micro == 1 and not (x.remat == "none" and split_embed(x.layout)) if once else True
+    return known and x.twins and s.role == "ends first half"
 
 
 def needed_again(s: Spec, x: Shapes) -> bool:

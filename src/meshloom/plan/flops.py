@@ -32,6 +32,6 @@ def train_flops(model: Model, c: Any, seq: int) -> float:
 
 
 def _is_matrix(s: Spec) -> bool:
-    """Whether an array multiplies activations: it joins embed with another axis, and is no table."""
+    """Whether an array multiplies activations: it joins embed, or what latent attention narrows it to, with another axis, and is no table."""
     own = [a for a in s.axes if a not in ("layer", "expert")]
-    return "embed" in own and len(own) > 1 and not any(a in TABLES for a in own)
+    return bool({"embed", "query_rank", "key_rank"} & set(own)) and len(own) > 1 and not any(a in TABLES for a in own)

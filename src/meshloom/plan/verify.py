@@ -59,6 +59,11 @@ def shrink(model: Model, c: Any) -> Any:
     given = c.model_dump()
     if given.get("experts"):
         sizes.update(_experts(c))
+    if given.get("key_rank"):
+        sizes.update(
+            nope_head=min(c.nope_head, 8), rope_head=min(c.rope_head, 4), value_head=min(c.value_head, 8), key_rank=min(c.key_rank, 20)
+        )
+        sizes.update(query_rank=c.query_rank and min(c.query_rank, 12), first_dense=min(c.first_dense, layers - 1))
     if given.get("window"):
         sizes["window"] = min(given["window"], SEQ // 4 - 1)
     for name in ("windowed_layers", "rotary_layers", "moe_layers"):

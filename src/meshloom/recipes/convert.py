@@ -10,6 +10,7 @@ import numpy as np
 
 from meshloom.core.config import to_tree
 from meshloom.core.tree import Tree
+from meshloom.models import moe, upcycle
 from meshloom.recipes.proof import Proof, our_logits, same_bits, same_logits, sample_tokens, transformers_logits
 from meshloom.weights import hf
 from meshloom.weights.checkpoint import Checkpoints
@@ -32,11 +33,14 @@ def convert(
     check: bool = False,
     dtype: str | None = None,
     overwrite: bool = False,
+    experts: int = 0,
+    top: int = 2,
     limit: float = 1e-4,
     say: Callable[[str], None] = print,
 ) -> bool:
     """Converts a model.  source: whatever `open_model` opens.  to: a row of WRITERS.  dtype: of the result; not given, that of the source.
     check: the result is read again and compared bit for bit, and its logits with those of `transformers` where that is installed.
+    experts, top: make it a mixture of so many copies of its MLP, so many of them for a token; 0: as it is.
     limit: on the difference of logits.  say: takes lines for people.  Returns False where the check found a difference.
     Raises FileExistsError where `target` holds files and overwrite was not asked for.
     """
@@ -50,7 +54,11 @@ def convert(
     opened = open_model(source, step)
     weights = opened.weights(None)
     say(f"{opened.name}: {check_source(opened.source) if opened.source else 'a checkpoint of ours'}, a {opened.model.name} model")
-    kinds = stored_dtype(opened) if dtype is None else dtype
+    mixture = upcycled(opened, weights, experts, top, limit, say) if experts else None
+    kinds = stored_dtype(opened) if dtype is None and mixture is None else dtype or "float32"
+    opened, weights = mixture or (opened, weights)
+    if to == "hf" and not opened.model.hf(opened.config):
+        raise ValueError(f"This model has no counterpart in Hugging Face (family {opened.model.name}). Write it by --to meshloom.")
     WRITERS[to](opened, weights, kinds, target, old_config, overwrite)
     say(f"wrote {target}")
     if not check:
@@ -59,6 +67,21 @@ def convert(
     for line in found.lines:
         say(line)
     return found.equal
+
+
+def upcycled(opened: Opened, weights: Tree, experts: int, top: int, limit: float, say: Callable[[str], None]) -> tuple[Opened, Tree]:
+    """A dense model as a mixture of copies of its MLP.  Raises ValueError where the mixture's logits are not the dense model's."""
+    c = upcycle.config(opened.model, opened.config, experts, top)
+    made = upcycle.weights(c, weights)
+    tokens = sample_tokens(c.vocab, c.max_seq)
+    same = same_logits(our_logits(moe.MODEL, c, made, tokens), our_logits(opened.model, opened.config, weights, tokens), limit)
+    say(
+        f"{experts} experts, {top} of them for a token, as {c.variant}; {same.lines[0].replace('against transformers', 'against the dense model')}"
+    )
+    if not same.equal:
+        raise ValueError("The mixture's logits differ from the dense model's. Raise the limit, or report this model.")
+    kept = {key: value for key, value in opened.said.items() if key not in ("architectures", "model_type")}
+    return opened._replace(model=moe.MODEL, config=c, said=kept, source=None, info={}), made
 
 
 def stored_dtype(opened: Opened) -> Dtype:

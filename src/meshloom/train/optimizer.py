@@ -24,7 +24,7 @@ from meshloom.core.tree import Tree, named_leaves
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.scale import select
 
-WIDTHS = {"heads": "attention", "kv_heads": "attention", "head": "attention"}
+WIDTHS = dict.fromkeys(("heads", "kv_heads", "head", "key_value", "value"), "attention")
 """Axes that together are one side of a matrix; every other axis is a side of its own."""
 STACKS = ("layer", "expert", "replica")
 """Axes along which separate weights are stacked."""
