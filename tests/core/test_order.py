@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from meshloom.core.batch import Batch
 from meshloom.core.layout import ONE_DEVICE
 from meshloom.core.mesh import make_mesh
-from meshloom.core.order import arrange, arranged, padded, places, told, true_place
+from meshloom.core.order import arrange, arranged, padded, padding, places, true_place
 from meshloom.parallel.context import CONTEXT
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
@@ -62,11 +62,11 @@ def test_every_token_once_and_devices_know_where_theirs_stood(lay) -> None:
 )
 def test_lengths_are_padded_to_what_devices_share(lay, seq, length) -> None:
     assert padded(lay, seq) == length
-    assert bool(told(lay, seq)) == (length > seq)
+    assert bool(padding(lay, seq)) == (length > seq)
 
 
 def test_padding_is_told() -> None:
-    assert told(RING, 30) == "sequence: rows of 30 tokens are padded to 32 for context=4 (6.2% of the work, weight 0)"
+    assert padding(RING, 30) == "sequence: rows of 30 tokens are padded to 32 for context=4 (6.2% of the work, weight 0)"
 
 
 def test_padding_stands_last_and_weighs_nothing() -> None:

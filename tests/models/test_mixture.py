@@ -103,10 +103,28 @@ def test_parameters_of_pr_moe_by_hand() -> None:
     assert count(Mixture.specs(c)) == 8 * 4 + 4 * 3 * 8 * 6 + 3 * 8 * 12 + 8 * 2
 
 
-def test_a_capacity_needs_whole_sequences() -> None:
-    c, w, x, ctx = case(capacity=1.0)
-    with pytest.raises(ValueError, match=r"the layout splits them over context. Set model.capacity: null"):
-        mixture(c, Layout({"context": 2}, acts={"whole_seq": ("context",)}), w, x, ctx)
+@pytest.mark.parametrize(
+    "more, lay, message",
+    [
+        (
+            dict(capacity=1.0),
+            Layout({"context": 2}, acts={"whole_seq": ("context",)}),
+            r"the layout splits them over context. Set model.capacity: null",
+        ),
+        (
+            {},
+            Layout({"cube_embed": 2}, live={"embed": ("cube_embed",)}),
+            "a cube of devices .* a router needs whole tokens. Use tensor",
+        ),
+        ({}, Layout({"rows": 2, "cols": 2}, options={"tensor2d": ("stream",)}), "Streamed products .* have no form for the 4 experts"),
+    ],
+)
+def test_layouts_without_a_form_for_experts_are_refused(more, lay, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**SIZES, **more).check_layout(lay)
+
+
+def test_results_are_parts_of_a_sum() -> None:
     assert summed(Layout(acts={"expert_ffn": ("tensor",)})) == ("tensor",)
 
 

@@ -82,6 +82,8 @@ def test_folded_experts_are_whole_and_fewer() -> None:
             dict(expert_ffn=20, kv_heads=8),
             "expert_ffn 20 cannot be split over 8 devices \\(tensor=8\\). Use sizes whose product is one of 1, 2, 4, 5, 10, 20.",
         ),
+        ("moe", "expert=2:folded", {}, "'folded' splits the experts .* the layout has none. Add tensor=2 or tensor2d=2x2, or leave out"),
+        ("moe_mixed", "context=2", {}, "A capacity counts places along whole sequences"),
         ("moe", "expert=2:fold", {}, "'fold' in layout 'expert=2:fold' is not an option of 'expert'. Did you mean 'folded'\\?"),
     ],
 )

@@ -153,6 +153,8 @@ def program_loss(spelling: str) -> float:
             "tensor2d=2x4:stream",
             "Streamed products need as many rows as columns, and 2x4 is not a square. Use 4x4, or leave out ':stream'",
         ),
+        ({}, "tensor2d=2x2:", "'tensor2d=2x2:' in layout 'tensor2d=2x2:' gives an option twice, or none behind its colon or comma"),
+        ({}, "zero3=2:qw8,qw8", "gives an option twice"),
         ({}, "tensor2d=2x2:steam", "'steam' in layout 'tensor2d=2x2:steam' is not an option of 'tensor2d'. Did you mean 'stream'"),
         ({}, "tensor2d=2x2 tensor=2", "asks for tensor2d and tensor, which all split the matrices. Choose one"),
         (

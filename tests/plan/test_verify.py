@@ -5,7 +5,7 @@ import pytest
 from meshloom.models.table import MODELS
 from meshloom.parallel.table import build
 from meshloom.plan.cost import Line
-from meshloom.plan.verify import LAYOUTS, NEAR, SEQ, Row, Stored, limits, needs_devices, refused, shrink, tables
+from meshloom.plan.verify import EXPERTS, LAYOUTS, NEAR, SEQ, Row, Stored, default_layouts, limits, needs_devices, refused, shrink, tables
 from programs import config
 
 
@@ -54,6 +54,11 @@ def test_admits_what_the_model_admits() -> None:
             except ValueError:
                 said.append(False)
         assert said[0] == said[1], spelling
+
+
+def test_experts_are_split_where_there_are_some() -> None:
+    (_, dense), (_, sparse) = config("llama"), config("moe")
+    assert default_layouts(dense) == LAYOUTS and default_layouts(sparse) == (*LAYOUTS, *EXPERTS)
 
 
 def test_devices_that_the_layouts_need() -> None:

@@ -69,7 +69,7 @@ def arranged(lay: Layout, batch: Batch) -> Batch:
     return dataclasses.replace(batch, **{name: a if a is None else arrange(lay, np.asarray(a)) for name, a in rows.items()})
 
 
-def told(lay: Layout, seq: int) -> str:
+def padding(lay: Layout, seq: int) -> str:
     """What the plan says about padding; "" where there is none."""
     length = padded(lay, seq)
     if length == seq:

@@ -38,7 +38,8 @@ AXES = {
 """The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that of a layer's matrices, `attend_seq` that
 inside attention, whose heads may be split further in exchange; likewise `batch` and `work_batch`, which mesh axes may split beside those of
 `batch`. `whole_embed` is embed where the head needs it whole. `router` are the experts as a router scores them: whole where
-`expert`, the experts' own weights, is split."""
+`expert`, the experts' own weights, is split. `query_rank`, `latent`, `key_rank`, `key_value` and `value` are of latent attention
+(models/latent.py)."""
 
 
 class Init(NamedTuple):

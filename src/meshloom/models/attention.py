@@ -17,7 +17,7 @@ from meshloom.models.parts import plus
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
-from meshloom.ops.exchange import needed_heads, repeated, to_heads, to_tokens
+from meshloom.ops.exchange import kv_heads_inside, needed_heads, to_heads, to_tokens
 from meshloom.ops.mask import Pair
 from meshloom.ops.norm import rms_norm
 from meshloom.ops.ring import ring_attention
@@ -137,9 +137,8 @@ def own_heads(c: ModelConfig, lay: Layout, q: jax.Array, kv: jax.Array) -> jax.A
 
 def training_row(c: ModelConfig, lay: Layout, kind: Kind, rows: int, seq: int, packed: bool, dtype: str) -> str:
     """Which attention row a training step takes, and why not those before it: one sentence for the plan.  rows: of a micro-batch on one device."""
-    tensor, many = lay.size(lay.acts.get("heads", ())), lay.size(lay.exchange)
-    heads = c.heads // tensor // many
-    kv_heads = repeated(needed_heads(c.heads, c.kv_heads, tensor, bool(lay.acts.get("kv_heads"))), many) // many
+    heads = c.heads // lay.size((*lay.acts.get("heads", ()), *lay.exchange))
+    kv_heads = kv_heads_inside(c.heads, c.kv_heads, lay)
     if lay.ring:
         return f"attention in a ring of {lay.size(lay.ring)} devices, {heads} heads ({kv_heads} for keys) on each (no row of the table sends keys around)"
     drops = c.attention_dropout > 0

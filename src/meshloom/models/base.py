@@ -77,6 +77,9 @@ class ModelConfig(Section):
             )
         return self
 
+    def check_layout(self, lay: Layout) -> None:
+        """Refuses a layout that the family's layers have no form for, in a sentence.  lay: of all strategies together."""
+
     @property
     def vocab_padded(self) -> int:
         """Rows of the embedding, padding included."""

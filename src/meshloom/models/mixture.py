@@ -89,6 +89,20 @@ class MixtureConfig(ModelConfig):
             raise ValueError("shared experts and residual both put a dense MLP beside the experts. Choose one.")
         return self
 
+    def check_layout(self, lay: Layout) -> None:
+        """Refuses rows or embed that are split inside a layer (a router needs whole tokens, and an exchange those of its own device), matrices that
+        are streamed, and a capacity where no device sees a whole sequence."""
+        cube = lay.inner or lay.live.get("embed")
+        if said := "Layers split by a cube of devices (tensor3d)" if cube else "Streamed products (':stream')" if lay.square else "":
+            raise ValueError(
+                f"{said} have no form for the {self.experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
+            )
+        if self.capacity and (axes := lay.acts.get("whole_seq")):
+            raise ValueError(
+                f"A capacity counts places along whole sequences, and the layout splits them over {' x '.join(axes)}. Set model.capacity: null "
+                "(no token is dropped), or leave the sequences whole."
+            )
+
     @property
     def sparse(self) -> tuple[bool, ...]:
         """Whether each layer has experts."""
@@ -146,7 +160,6 @@ class Told:
 
 def mixture(c: MixtureConfig, lay: Layout, w: Mixture, x: Array, ctx: Ctx) -> tuple[Array, Told]:
     """x: (batch whole_seq embed) -> (batch seq embed), and what the router says. Padding (segment 0) goes to no expert."""
-    _check_inside(lay)
     batch, seq, embed = x.shape
     flat = x.reshape(-1, embed)
     valid = jnp.ones(batch * seq, bool) if ctx.segments is None else ctx.segments.reshape(-1) > 0
@@ -157,7 +170,6 @@ def mixture(c: MixtureConfig, lay: Layout, w: Mixture, x: Array, ctx: Ctx) -> tu
     if c.capacity is None or ctx.cache is not None:
         y = dispatch.dropless(lay, *args)
     else:
-        _check_whole(lay)
         y, moves = dispatch.capacity(lay, batch, capacity(seq, c.top, c.experts, c.capacity), *args)
         lost = (choice.expert < c.experts) & (moves.slot == moves.source.size)
         dropped = lost.sum().astype(jnp.float32)
@@ -195,23 +207,6 @@ def _by_sequence(c: MixtureConfig, lay: Layout, choice: route.Choice, batch: int
 def summed(lay: Layout) -> tuple[str, ...]:
     """Mesh axes over which a mixture's results are partial sums: those that split the experts' width, or experts aside."""
     return tuple(dict.fromkeys((*lay.acts.get("expert_ffn", ()), *dispatch.aside(lay))))
-
-
-def _check_inside(lay: Layout) -> None:
-    """Refuses a layout whose layers have rows or embed split inside: a router needs whole tokens, and an exchange those of its own device."""
-    if axes := (*lay.inner, *lay.live.get("embed", ())):
-        raise ValueError(
-            f"Experts inside a layer that {' x '.join(dict.fromkeys(axes))} split (tensor3d) are not implemented. Use tensor or tensor2d."
-        )
-
-
-def _check_whole(lay: Layout) -> None:
-    """Refuses a capacity where no device sees a whole sequence."""
-    if axes := lay.acts.get("whole_seq"):
-        raise ValueError(
-            f"A capacity counts places along whole sequences, and the layout splits them over {' x '.join(axes)}. Set model.capacity: null (no token "
-            "is dropped), or leave the sequences whole."
-        )
 
 
 def told(c: MixtureConfig) -> Sizes:

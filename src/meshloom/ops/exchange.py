@@ -9,6 +9,8 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshloom.core.layout import Layout
+
 
 def needed_heads(heads: int, kv_heads: int, tensor: int, split: bool) -> int:
     """Key heads that a device of tensor parallelism uses.  heads, kv_heads: of the model.  tensor: devices.  split: whether key heads are split too;
@@ -22,6 +24,12 @@ def needed_heads(heads: int, kv_heads: int, tensor: int, split: bool) -> int:
 def repeated(kv_heads: int, devices: int) -> int:
     """The fewest key heads, a multiple of kv_heads, that so many devices share evenly."""
     return math.lcm(kv_heads, devices)
+
+
+def kv_heads_inside(heads: int, kv_heads: int, lay: Layout) -> int:
+    """Key heads that one device has inside attention.  heads, kv_heads: of the model."""
+    tensor, many = lay.size(lay.acts.get("heads", ())), lay.size(lay.exchange)
+    return repeated(needed_heads(heads, kv_heads, tensor, bool(lay.acts.get("kv_heads"))), many) // many
 
 
 def to_heads(x: Array, axes: tuple[str, ...], devices: int) -> Array:

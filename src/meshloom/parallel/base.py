@@ -247,6 +247,12 @@ def merge(found: Iterable[Collective]) -> tuple[Collective, ...]:
     return tuple(c for c in out.values() if c.count)
 
 
+def root(n: int, power: int) -> int:
+    """The whole number whose power is n; 0 where there is none."""
+    side = round(n ** (1 / power))
+    return side if side**power == n else 0
+
+
 def divisors(n: int, most: int = 64) -> str:
     """The divisors of n up to `most`, for an error message."""
     return ", ".join(str(d) for d in range(1, min(n, most) + 1) if n % d == 0)

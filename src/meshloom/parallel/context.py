@@ -6,7 +6,7 @@ Traffic a layer: keys and values P-1 times around forward, again backward, and t
 """
 
 from meshloom.core.layout import Layout
-from meshloom.ops.exchange import needed_heads, repeated
+from meshloom.ops.exchange import kv_heads_inside
 from meshloom.ops.ring import steps
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, gradient_sums, merge
 
@@ -45,9 +45,9 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 
     S = P-1, fewer where a window hides whole steps from all devices. `full` runs the forward ring again; `selective` keeps its result. Packed
     rows: the documents' numbers, once."""
-    lay = x.layout
+    lay, c = x.layout, x.config
     ring, many = lay.size(lay.ring), lay.size(lay.exchange)
-    array = x.rows // lay.size(lay.inner) * x.seq * many * x.config.head * _kv_heads(x)
+    array = x.rows // lay.size(lay.inner) * x.seq * many * c.head * kv_heads_inside(c.heads, c.kv_heads, lay)
     half, found = x.seq * many // 2, []
     for window in x.windows:
         hops = len(steps(ring, half, window))
@@ -67,13 +67,6 @@ def documents(x: Shapes) -> list[Collective]:
     axes = x.layout.acts["whole_seq"]
     size = x.rows * x.seq * x.layout.size(axes) * 4
     return [Collective("all-gather", axes, x.micro, x.micro * size, "the documents of each row")] if x.packed else []
-
-
-def _kv_heads(x: Shapes) -> int:
-    """Key heads on one device inside attention."""
-    lay, c = x.layout, x.config
-    have = needed_heads(c.heads, c.kv_heads, lay.size(lay.acts.get("heads", ())), bool(lay.acts.get("kv_heads")))
-    return repeated(have, many) // many if (many := lay.size(lay.exchange)) > 1 else have
 
 
 CONTEXT = Strategy("context", layout, check, cost, "the sequence is split; keys and values go around a ring")

@@ -42,6 +42,15 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(f"{experts} experts cannot be split over expert={n} devices. Use expert= one of {divisors(experts)}.")
 
 
+def fits(c, seq: int, lay: Layout) -> None:
+    """Refuses folding where nothing else splits the experts' width."""
+    if "folded" in lay.options.get("expert", ()) and lay.live["expert"] == SPLIT["expert"]:
+        raise ValueError(
+            "'folded' splits the experts over the devices of tensor parallelism too, and the layout has none. "
+            "Add tensor=2 or tensor2d=2x2, or leave out ':folded'."
+        )
+
+
 def cost(x: Shapes) -> tuple[Collective, ...]:
     """What each layer with experts exchanges, every micro-batch; and gradients of all else once a step."""
     axes = across(x.layout)
@@ -94,4 +103,5 @@ EXPERT = Strategy(
     "experts are split, and the batch with them",
     options={"folded": "experts are split over the tensor axis too, and their width is whole"},
     finish={"folded": folded},
+    fits=fits,
 )

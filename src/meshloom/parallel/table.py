@@ -69,7 +69,9 @@ def parse(spelling: str) -> dict[str, Asked]:
 def _word(s: Strategy, word: str, spelling: str) -> Asked:
     """One word of a spelling."""
     said, _, behind = word.partition(":")
-    number, options = said.partition("=")[2], tuple(option for option in behind.split(",") if option)
+    number, options = said.partition("=")[2], tuple(behind.split(",")) if ":" in word else ()
+    if "" in options or len(set(options)) < len(options):
+        raise ValueError(f"'{word}' in layout '{spelling}' gives an option twice, or none behind its colon or comma. Give each once.")
     for option in options:
         if option not in s.options:
             near = nearest(option, s.options)
@@ -111,11 +113,11 @@ def devices(spelling: str) -> int:
 def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
     """The layout of a spelling for a model and a sequence length. Strategies over one device split nothing and vanish.  platform: of the devices."""
     layout = Layout(platform=platform)
-    for name, asked in parse(spelling).items():
-        if asked.devices > 1:
-            STRATEGIES[name].check(c, seq, asked)
-            options = {name: asked.options} if asked.options else {}
-            layout = layout | STRATEGIES[name].layout(*asked.sizes) | Layout(options=options)
+    found = {name: asked for name, asked in parse(spelling).items() if asked.devices > 1}
+    for name, asked in found.items():
+        STRATEGIES[name].check(c, seq, asked)
+        options = {name: asked.options} if asked.options else {}
+        layout = layout | STRATEGIES[name].layout(*asked.sizes) | Layout(options=options)
     for name, options in layout.options.items():
         for option in options:
             layout = STRATEGIES[name].finish.get(option, lambda same: same)(layout)
@@ -126,9 +128,9 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
             raise ValueError(
                 f"{said} {size} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(size)}."
             )
-    for name, asked in parse(spelling).items():
-        if asked.devices > 1:
-            STRATEGIES[name].fits(c, seq, layout)
+    for name in found:
+        STRATEGIES[name].fits(c, seq, layout)
+    c.check_layout(layout)
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
 

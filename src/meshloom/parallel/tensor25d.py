@@ -6,7 +6,7 @@ every micro-batch, and the shards that this leaves are all-reduced over depth on
 
 from meshloom.core.layout import Layout
 from meshloom.parallel import tensor2d
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, merge, root
 from meshloom.parallel.tensor1d import loss
 
 
@@ -17,8 +17,7 @@ def layout(depth: int, rows: int, cols: int) -> Layout:
 
 def sizes(n: int) -> tuple[int, int, int]:
     """A number of devices as a cube.  Raises ValueError for one that is not."""
-    side = round(n ** (1 / 3))
-    if side**3 != n:
+    if not (side := root(n, 3)):
         raise ValueError(f"tensor25d={n} is not a cube of devices. Write depth x rows x columns, such as tensor25d=2x2x2 or 4x2x2.")
     return side, side, side
 

@@ -5,7 +5,7 @@ over cols; the partial sums of a layer's second product are reduce-scattered ove
 """
 
 from meshloom.core.layout import INSIDE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, root, weight_moves
 from meshloom.parallel.sequence import ends, halves
 from meshloom.parallel.tensor1d import loss
 
@@ -23,8 +23,7 @@ def layout(rows: int, cols: int) -> Layout:
 
 def sizes(n: int) -> tuple[int, int]:
     """A number of devices as a square.  Raises ValueError for one that is not."""
-    side = round(n**0.5)
-    if side * side != n:
+    if not (side := root(n, 2)):
         raise ValueError(f"tensor2d={n} is not a square number of devices. Write rows x columns, such as tensor2d=2x{max(n // 2, 1)}.")
     return side, side
 
@@ -39,18 +38,8 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(
             f"Streamed products need as many rows as columns, and {rows}x{cols} is not a square. Use {cols}x{cols}, or leave out ':stream'."
         )
-    if "stream" in asked.options:
-        whole_layers(c, "Streamed products (':stream')")
     divides("tensor2d", f"{rows} rows", rows, (("embed", c.embed),))
     divides("tensor2d", f"{cols} columns", cols, across(c))
-
-
-def whole_layers(c, said: str) -> None:
-    """Refuses a model with experts: their router needs whole tokens.  said: what has no form for them."""
-    if experts := getattr(c, "experts", 0):
-        raise ValueError(
-            f"{said} have no form for the {experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
-        )
 
 
 def across(c) -> tuple[tuple[str, int], ...]:

@@ -7,10 +7,10 @@ Each product leaves its result where the next one wants its input.  Memory: ever
 """
 
 from meshloom.core.layout import INSIDE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge, root
 from meshloom.parallel.sequence import halves
 from meshloom.parallel.tensor1d import loss
-from meshloom.parallel.tensor2d import divides, moved_once, norms, whole_layers
+from meshloom.parallel.tensor2d import divides, moved_once, norms
 
 I, J, L = "cube_rows", "cube_embed", "cube_heads"
 WIDE = {name: (L,) for name in ("heads", "kv_heads", "ffn", "expert_ffn", "vocab")}
@@ -25,8 +25,7 @@ def layout(i: int, j: int, l: int) -> Layout:  # the letters of the paper
 
 def sizes(n: int) -> tuple[int, int, int]:
     """A number of devices as a cube.  Raises ValueError for one that is not."""
-    side = round(n ** (1 / 3))
-    if side**3 != n:
+    if not (side := root(n, 3)):
         raise ValueError(f"tensor3d={n} is not a cube of devices. Use 8, 27 or 64 of them, or write three sizes, such as tensor3d=2x2x4.")
     return side, side, side
 
@@ -36,7 +35,6 @@ def check(c, seq: int, asked: Asked) -> None:
     i, j, l = asked.sizes
     if 1 in asked.sizes:
         raise ValueError(f"tensor3d={i}x{j}x{l} has a side of one device. Write tensor2d, or give every side at least 2.")
-    whole_layers(c, "Layers split by a cube of devices (tensor3d)")
     divides("tensor3d", f"{i} x {j} devices of '{I}' and '{J}'", i * j, (("embed", c.embed),))
     wide = (("heads", c.heads), ("ffn", c.ffn), ("padded vocabulary rows", c.vocab_padded))
     divides("tensor3d", f"{l} devices of '{L}'", l, wide)

@@ -6,7 +6,7 @@ Memory: every activation / n.
 """
 
 from meshloom.core.layout import Layout
-from meshloom.ops.exchange import needed_heads, repeated
+from meshloom.ops.exchange import kv_heads_inside
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
 from meshloom.parallel.context import check_mixing, documents
 
@@ -48,8 +48,9 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     lay, c = x.layout, x.config
     axes, layers = lay.exchange, x.config.layers
     tensor, n = lay.size(lay.acts.get("heads", ())), lay.size(axes)
-    kv = repeated(needed_heads(c.heads, c.kv_heads, tensor, bool(lay.acts.get("kv_heads"))), n)
-    size = 2 * (c.heads // tensor + kv) * x.rows // lay.size(lay.inner) * x.seq * c.head * x.width
+    size = (
+        2 * (c.heads // tensor + n * kv_heads_inside(c.heads, c.kv_heads, lay)) * x.rows // lay.size(lay.inner) * x.seq * c.head * x.width
+    )
     again = layers if x.remat != "none" else 0
     found = [
         Collective("all-to-all", axes, 4 * x.micro * times, x.micro * times * size, why)

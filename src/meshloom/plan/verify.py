@@ -23,10 +23,13 @@ LAYOUTS = (
     "tensor=4 sequence",
     "tensor2d=2x2",
     "tensor3d=8",
+    "context=2 ulysses=2",
     "zero3=4 tensor=2",
     "data=2 zero3=2 tensor=2",
 )
 """Checked where nobody asks for others."""
+EXPERTS = ("expert=4", "expert=2:folded tensor=2")
+"""Checked besides where the model has experts."""
 SEQ = 32
 """Tokens in a row of the check."""
 NEAR = {"loss": 1e-5, "gradient": 1e-5, "norm": 1e-5, "weights": 1e-4}
@@ -97,6 +100,11 @@ def _small(size: int, least: int) -> int:
     power = math.gcd(size, 64)
     odd = next(n for n in range(1, 2 * least + 2, 2) if power * n >= least)
     return min(size, power * odd)
+
+
+def default_layouts(c: Any) -> tuple[str, ...]:
+    """What is checked of a model where nobody asks for layouts."""
+    return LAYOUTS + EXPERTS * bool(getattr(c, "experts", 0))
 
 
 class Stored(NamedTuple):

@@ -21,7 +21,7 @@ from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
 from meshloom.plan.memory import counted, stored
 from meshloom.plan.plan import Plan
-from meshloom.plan.verify import LAYOUTS, SEQ, Row, Stored, refused, shrink, tables
+from meshloom.plan.verify import SEQ, Row, Stored, default_layouts, refused, shrink, tables
 from meshloom.recipes.launch import model_of
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
@@ -82,7 +82,7 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     console.print(about(chosen))
     rows = []
     with console.status("") as status:
-        for row in check(chosen, layouts or LAYOUTS, steps, lambda spelling: status.update(f"{spelling} ...")):
+        for row in check(chosen, layouts or default_layouts(chosen.full), steps, lambda spelling: status.update(f"{spelling} ...")):
             rows.append(row)
     for table in tables(rows, steps):
         console.print(table)

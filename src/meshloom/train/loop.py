@@ -136,12 +136,12 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
             "Train longer (train.steps), or start a new run in another folder."
         )
     info = saved.info(newest)
-    if lost := {"model", "data", "interval"} - set(info):
+    if lost := {"model", "training", "data", "interval"} - set(info):
         raise ValueError(
             f"{saved.path(newest) / 'info.json'} is damaged: it lacks {', '.join(sorted(lost))}. To go on, move that checkpoint away."
         )
     check_same("model", info["model"], run.facts["model"], saved.path(newest))
-    check_same("way of training", info.get("training", run.facts["training"]), run.facts["training"], saved.path(newest))
+    check_same("way of training", info["training"], run.facts["training"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
     state = saved.restore(abstract(step.specs, step.shardings), newest)
     return state, loader, newest, sample, info["interval"]
