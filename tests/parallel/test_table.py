@@ -21,6 +21,7 @@ def test_reads_in_the_order_of_the_mesh() -> None:
         ("data=2 data=4", "'data' stands twice"),
         ("data", "'data' in layout 'data' needs a number of devices, such as 'data=2'"),
         ("data=0", "needs a number of devices"),
+        ("data=2,tensor=2", "'data=2,tensor=2' in layout 'data=2,tensor=2' is more than one word. Put spaces between them"),
         ("tensor=2 sequence=2", "'sequence' takes no number"),
         ("tensor=2x2", "gives 2 sizes, and 'tensor' has one mesh axis"),
         ("tensor=2:int8", "'int8' in layout 'tensor=2:int8' is not an option of 'tensor'. It has none"),

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from meshloom.recipes import launch
-from meshloom.recipes.evaluate import evaluate, show
+from meshloom.recipes.evaluate import Scores, evaluate, show
 from tiny import recipe
 
 
@@ -58,3 +58,12 @@ def test_missing_model_is_said(tmp_path):
 def test_numbers_that_cannot_be_are_told(name, given, least):
     with pytest.raises(ValueError, match=f"--{name} is {given}; it must be at least {least}"):
         evaluate("no model is opened", **{name: given})
+
+
+def test_what_a_part_of_the_rows_leaves_unknown_is_said(capsys):
+    scores = Scores("m", 7.0, math.exp(7), math.nan, 0.1, 256, 0, 15, 32, "documents")
+    show(scores)
+    told = capsys.readouterr().out
+    assert "bits per byte  unknown: counted over whole texts only, without --limit" in told and "nan" not in told
+    show(scores, json=True)
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] is None

@@ -83,6 +83,8 @@ def _word(s: Strategy, word: str, spelling: str) -> Asked:
             raise ValueError(f"'{s.name}' takes no number: it uses the devices of '{s.beside}'. Write '{s.name}'.")
         return Asked((), options)
     sizes = number.split("x")
+    if "=" in number:
+        raise ValueError(f"'{word}' in layout '{spelling}' is more than one word. Put spaces between them, as in 'data=2 tensor=4'.")
     if not all(size.isdigit() and int(size) >= 1 for size in sizes):
         raise ValueError(
             f"'{word}' in layout '{spelling}' needs a number of devices, such as '{s.name}={math.prod(s.sizes(1)) * 2**s.axes}'."

@@ -120,9 +120,12 @@ def _scores(opened: Opened, got: Score, valid: Loader, tokenizer: tokenizers.Tok
 
 
 def show(scores: Scores, json: bool = False) -> None:
-    """Prints a report: a line each, or one JSON object."""
+    """Prints a report: a line each, or one JSON object. What --limit leaves unknown is said to be so."""
     if json:
         print(jsonlib.dumps({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in scores._asdict().items()}))
         return
     for name, value in scores._asdict().items():
+        if name in ("bits_per_byte", "bytes") and not scores.bytes:
+            print(f"{name.replace('_', ' '):14} unknown: counted over whole texts only, without --limit")
+            continue
         print(f"{name.replace('_', ' '):14} {value:,.4f}" if isinstance(value, float) else f"{name.replace('_', ' '):14} {value}")
