@@ -2,6 +2,7 @@
 #   make quickstart   train a small model on the corpus that ships, about three minutes on two cores
 #   make test         the test suite
 #   make check        ruff and the type checker
+#   make pictures     the pictures of the pages, drawn again
 #   make parity       the tests that compare with transformers and torch, in an environment of their own
 #   make matrix       every pair of strategies against one device; writes docs/matrix.md
 #   make bench        side by side with torch and transformers, in an environment of their own
@@ -13,7 +14,7 @@ PIP = -m pip install -qq --disable-pip-version-check --compile -c $(CONSTRAINTS)
 WORKERS ?= 2
 export PYTHONUNBUFFERED = 1
 
-.PHONY: quickstart test check format docs matrix parity bench clean
+.PHONY: quickstart test check format docs matrix pictures parity bench clean
 quickstart: .venv/core.done
 	.venv/bin/meshloom train quickstart
 
@@ -34,6 +35,10 @@ docs: .venv/core.done
 
 matrix: .venv/test.done
 	cd tests && ../.venv/bin/python -m layouts.matrix --large --write ../docs/matrix.md $(ARGS)
+
+pictures: .venv/core.done
+	.venv/bin/python docs/pictures/draw.py
+
 
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)

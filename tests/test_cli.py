@@ -21,6 +21,7 @@ HELP = [
     ["generate"],
     ["convert"],
     ["verify"],
+    ["layout"],
     ["info"],
     ["data"],
     ["data", "prepare"],
@@ -178,6 +179,18 @@ def test_eval_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["eval", "runs/x", *words]) == 0
     told = dict(run="runs/x", data=("a", "b"), step=3, sequences=2, limit=9, seq=64, layout="data=2")
     assert seen == told | dict(shown="scores", json=True)
+
+
+def test_layout_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    worker(
+        monkeypatch,
+        "recipes.layout",
+        show=lambda config, layout, out, **rest: seen.update(name=config.name, layout=layout, out=out, **rest),
+    )
+    words = ["--layout", "data=2", "--out", "a.png", "--device", "1", "--devices", "4", "--platform", "tpu", "--set", "name=mine"]
+    assert cli.main(["layout", "quickstart", *words]) == 0
+    assert seen == dict(name="mine", layout="data=2", out=Path("a.png"), device=1, devices=4, platform="tpu")
 
 
 @pytest.mark.parametrize("equal, code", [(True, 0), (False, 1)])

@@ -1,8 +1,9 @@
-"""Draws the picture of the README: axis names between a model's specs and the mesh.
+"""Draws the pictures of the pages: axis names between a model's specs and the mesh (README), and each strategy's layout (docs/layouts).
 
-    python docs/pictures/draw.py        # writes docs/pictures/meshloom.svg
+    make pictures                       # or: python docs/pictures/draw.py
 
-The specs, the tables and the shards are read from the code, so that the picture cannot say what the code does not.
+Specs, tables, shards and bytes are read from the code, so that no picture can say what the code does not. Those of layouts are what
+`meshloom layout` draws, for the model and the batch of the pages' tables.
 """
 
 from pathlib import Path
@@ -18,13 +19,28 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
 from meshloom.models.llama import MODEL, Config
 from meshloom.parallel.table import build
+from meshloom.plan.draw import Drawing
+from meshloom.plan.page import INK, PAPER, SOFT, colours
+from meshloom.plan.picture import draw
+from meshloom.recipes.layout import drawn
+from meshloom.recipes.load import load_recipe
 
+LAYOUTS = {
+    "data": "data=8",
+    "zero1": "zero1=8",
+    "zero3": "zero3=8",
+    "tensor": "tensor=4",
+    "sequence": "tensor=4 sequence",
+    "tensor2d": "tensor2d=2x2",
+    "tensor25d": "tensor25d=2x2x2",
+    "product": "zero3=4 tensor=2 sequence",
+}
+"""Name of a picture -> the layout that it shows."""
 SIZES = Config(layers=4, embed=256, heads=8, kv_heads=4, ffn=688, vocab=4096, max_seq=256)
 SPELLING = "zero3=4 tensor=2"
 SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
 NAMES = ("embed", "heads", "kv_heads", "ffn", "vocab")
-INK, SOFT, PAPER = "#22303c", "#66737f", "#f6f8fa"
-COLOURS = {"zero3": "#2f6fb3", "tensor": "#d9822b"}
+COLOURS = colours(("zero3", "tensor"))
 MONO = {"family": "monospace", "size": 13}
 
 
@@ -112,8 +128,20 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
         ax.text(100, 18.6 - 3.9 * i, text, color=colour(lay, name), va="center", **{**MONO, "size": 12})
 
 
+def layout(name: str) -> Drawing:
+    """What the picture of a layout shows: the quickstart model, its batch in two micro-batches, as in the tables of docs/layouts."""
+    return drawn(load_recipe("quickstart", ["batch.micro_batches=2", "train.runner=scan"]), LAYOUTS[name], platform="cpu")
+
+
 def main() -> None:
-    """The whole picture."""
+    """All pictures."""
+    names()
+    for name in LAYOUTS:
+        draw(layout(name), Path(__file__).with_name(f"{name}.svg"))
+
+
+def names() -> None:
+    """The picture of the README."""
     lay, leaves = build(SPELLING, SIZES, SIZES.max_seq), named_leaves(MODEL.specs(SIZES), is_spec)
     matplotlib.rcParams |= {"svg.hashsalt": "meshloom", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
     figure, ax = plt.subplots(figsize=(12, 10))

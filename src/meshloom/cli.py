@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from meshloom import __version__, cli_base, cli_data
-from meshloom.cli_base import DISAGREES, MISTAKE, OK, Machine
+from meshloom.cli_base import DISAGREES, MISTAKE, OK, Common, Machine
 
 app = App(
     name="meshloom",
@@ -270,6 +270,45 @@ def verify(
     from meshloom.recipes.load import load_recipe
 
     return OK if worker.verify(load_recipe(recipe, set_), layouts, steps=steps) else DISAGREES
+
+
+@app.command
+def layout(
+    recipe: str,
+    /,
+    *,
+    layout: str | None = None,
+    out: Path | None = None,
+    device: int = 0,
+    devices: int = 8,
+    platform: Literal["cpu", "gpu", "tpu"] = "gpu",
+    set_: Sets = (),
+    common: Common = Common(),
+) -> int:
+    """Draw a layout: the mesh, what each device holds of every kind of array, what a layer moves. Allocates nothing and needs no devices.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe, a YAML file, or the folder of a run.
+    layout
+        The layout to draw, like --layout "zero3=4 tensor=2"; the recipe's by default.
+    out
+        Write the picture to this file too: .svg or .png.
+    device
+        Whose part is marked, counted from 0.
+    devices
+        How many there are for a recipe that leaves the layout open (auto).
+    platform
+        For whose compiler: on a CPU, unrolled layers gather their weights once for both passes.
+    set_
+        Override one setting. May be repeated.
+    """
+    from meshloom.recipes import layout as worker
+    from meshloom.recipes.load import load_recipe
+
+    worker.show(load_recipe(recipe, set_), layout, out, device=device, devices=devices, platform=platform)
+    return OK
 
 
 @app.command

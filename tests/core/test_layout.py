@@ -26,6 +26,15 @@ def test_an_axis_split_by_both_is_split_by_one_after_the_other() -> None:
     assert (ZERO | ZERO).acts == ZERO.acts
 
 
+def test_what_splits_an_axis_longest_comes_first() -> None:
+    outer = Layout({"a": 2}, rest={"embed": ("a",)}, acts={"batch": ("a",)})
+    inner = Layout({"b": 2}, rest={"embed": ("b",)}, grad={"embed": ("b",)}, acts={"batch": ("b",)})
+    work = Layout({"c": 2}, **{t: {"embed": ("c",)} for t in ("rest", "grad", "step", "live")})
+    both = outer | inner | work
+    assert both.rest["embed"] == ("c", "b", "a") and both.grad["embed"] == ("c", "b") and both.batch == ("a", "b")
+    assert both.gathered("rest", "grad", ("embed",)) == (0, ("a",)) and both.gathered("grad", "step", ("embed",)) == (0, ("b",))
+
+
 def test_rows_are_rounded_up_to_equal_shares() -> None:
     assert [(Layout({"data": 4}, acts={"batch": ("data",)})).even(n) for n in (1, 4, 5)] == [4, 4, 8] and ONE_DEVICE.even(5) == 5
 
@@ -61,3 +70,18 @@ def test_what_is_gathered_between_tables() -> None:
     assert lay.gathered("rest", "step", ("ffn",)) == (0, ()) and lay.gathered("step", "live", ("ffn", "embed")) == (0, ())
     with pytest.raises(AssertionError, match="along several axes"):
         Layout({"a": 2, "b": 2}, rest={"embed": ("a",), "ffn": ("b",)}).gathered("rest", "step", ("embed", "ffn"))
+
+
+def test_what_is_gathered_first_is_neighbours() -> None:
+    """Of parameters that two mesh axes split along one axis, the one that leaves first is the inner one, whichever strategy was named first."""
+    once = Layout({"zero": 2}, rest={"embed": ("zero",)})
+    longer = Layout({"rows": 2}, rest={"embed": ("rows",)}, step={"embed": ("rows",)}, grad={"embed": ("rows",)})
+    assert (once | longer).rest["embed"] == (longer | once).rest["embed"] == ("rows", "zero")
+
+
+def test_rows_inside_a_layer_may_be_split_further() -> None:
+    lay = Layout({"data": 2, "j": 3}, acts={"batch": ("data",), "work_batch": ("j",)})
+    assert (
+        lay.partition("acts", ("work_batch",)) == PartitionSpec(("data", "j")) and lay.summed == ("data", "j") and lay.tokens == ("data",)
+    )
+    assert lay.even(7) == 12

@@ -22,6 +22,9 @@ SIZES = {
     "zero3": "zero3=2",
     "tensor": "tensor=2",
     "sequence": "tensor=2 sequence",
+    "tensor2d": "tensor2d=2x2",
+    "tensor25d": "tensor25d=2x2x2",
+    "tensor3d": "tensor3d=2x2x2",
 }
 """The smallest spelling of each strategy that splits something."""
 MODELS = {
@@ -108,7 +111,8 @@ def page(results: list[Result], seconds: float) -> str:
         "and every gradient within 1e-5 of one device, weights within 1e-4 after five steps, stored bytes and collectives of the compiled program equal to",
         "the formulas. The number is the largest relative difference of loss, norm and gradients.",
         "",
-        f"`make matrix` made this page: {len(equal)} of {len(results)} cells equal, {len(bad)} wrong, {len(results) - len(equal) - len(bad)} refused with a sentence; {seconds / 60:.0f} min on {os.cpu_count()} cores.",
+        f"`make matrix` made this page: {len(equal)} of {len(results)} cells equal, {len(bad)} wrong, {len(results) - len(equal) - len(bad)} refused with",
+        f"a sentence; {seconds / 60:.0f} min on {os.cpu_count()} cores.",
         "",
     ]
     for model in dict.fromkeys(r.model for r in results):

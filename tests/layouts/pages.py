@@ -12,7 +12,7 @@ from meshloom.recipes.load import load_recipe
 from meshloom.runner.run import How
 
 FOLDER = Path(__file__).parents[2] / "docs" / "layouts"
-MARK = re.compile(r"(<!-- (splits|traffic|memory): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (splits|traffic|across|memory): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SEQ, SEQUENCES, MICRO = 256, 16, 2
 
 
@@ -26,7 +26,7 @@ def splits(names: str) -> str:
     """Which axes a strategy splits in each table of a layout."""
     rows = []
     for name in names.split():
-        layout = STRATEGIES[name].layout(2)
+        layout = STRATEGIES[name].layout(*(2,) * STRATEGIES[name].axes)
         cells = (", ".join(f"{axis}: {' x '.join(over)}" for axis, over in getattr(layout, t).items()) or "-" for t in TABLES)
         rows.append((f"`{name}`", *cells))
     return table(("strategy", *TABLES), rows)
@@ -48,6 +48,18 @@ def traffic(spelling: str) -> str:
     return table(("why", "kind", "over", "arrays", "bytes", "sent by a device"), [*rows, ("all", "", "", "", "", f"{sent:,.0f}")])
 
 
+def across(spellings: str) -> str:
+    """What one device sends in a step of the quickstart model, by the mesh axes over which it goes."""
+    (model, c), rows = quickstart(), []
+    for spelling in spellings.split(", "):
+        layout, sent = build(spelling, c, SEQ), {}
+        for m in step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32")):
+            sent[m.axes] = sent.get(m.axes, 0) + wire_bytes(m, layout)
+        cells = [f"{' x '.join(axes)}: {size:,.0f}" for axes, size in sent.items() if size >= 1000]
+        rows.append((f"`{spelling}`", ", ".join(cells), f"{sum(sent.values()):,.0f}"))
+    return table(("layout", "sent by a device, bytes, by mesh axes", "all"), rows)
+
+
 def memory(spellings: str) -> str:
     """Bytes of the quickstart model's parameters on one device between steps."""
     model, c = quickstart()
@@ -58,7 +70,7 @@ def memory(spellings: str) -> str:
     return table(("layout", "fp32 parameters on a device, bytes"), rows)
 
 
-TABLE = {"splits": splits, "traffic": traffic, "memory": memory}
+TABLE = {"splits": splits, "traffic": traffic, "across": across, "memory": memory}
 
 
 def fresh(text: str) -> str:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from meshloom.core.layout import Layout
+from meshloom.core.mesh import make_mesh
 from meshloom.ops.norm import layer_norm, rms_norm
 
 X = jax.random.normal(jax.random.key(0), (8, 5, 3, 16)) * 3 + 1
@@ -48,3 +50,14 @@ def test_bfloat16_has_fp32_statistics(lean, plain, params):
     want = plain(x.astype(jnp.float32), *[p.astype(jnp.float32) for p in half])
     assert out.dtype == jnp.bfloat16 and all(g.dtype == jnp.bfloat16 for g in back(out))
     np.testing.assert_allclose(out.astype(jnp.float32), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("row", [0, 1], ids=["rms", "layer"])
+def test_split_features_share_their_statistics(row):
+    split = [lambda x, g: rms_norm(x, g, 1e-5, ("x",)), lambda x, g, b: layer_norm(x, g, b, 1e-5, ("x",))][row]
+    ours, _, args = CASES[row]
+    last = P(None, None, None, "x")
+    mapped = jax.shard_map(split, mesh=make_mesh(Layout({"x": 4})), in_specs=(last, *[P("x")] * len(args)), out_specs=last)
+    both = lambda fn: jax.jit(lambda *a: jax.vjp(fn, *a)[1](DY))(X, *args)
+    same(jax.jit(mapped)(X, *args), ours(X, *args))
+    same(both(mapped), both(ours))

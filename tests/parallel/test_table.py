@@ -25,7 +25,8 @@ def test_reads_in_the_order_of_the_mesh() -> None:
         ("tensor=2x2", "gives 2 sizes, and 'tensor' has one mesh axis"),
         ("zero3=2:int8", "'int8' in layout 'zero3=2:int8' is not an option of 'zero3'. It has none"),
         ("sequence", "which layout 'sequence' lacks. Add 'tensor=2'"),
-        ("zero1=2 zero3=2", "asks for zero1 and zero3. Choose one ZeRO stage"),
+        ("zero3=2 zero3=2", "'zero3' stands twice"),
+        ("zero3=4 data=2 zero1=2", "has zero3 outside zero1: what the inner stage keeps whole.*Write 'zero1=2 zero3=4'"),
     ],
 )
 def test_refuses(spelling, said) -> None:
@@ -38,6 +39,21 @@ def test_builds_products() -> None:
     lay = build("data=2 zero3=2 tensor=2 sequence", c, 16)
     assert dict(lay.sizes) == {"data": 2, "zero3": 2, "tensor": 2} and lay.batch == ("data", "zero3") and lay.work == ("tensor",)
     assert build("data=1 tensor=1", c, 16).devices == 1
+
+
+def test_of_nested_stages_the_inner_one_splits_first() -> None:
+    _, c = config("llama")
+    lay = build("zero1=2 zero2=2 zero3=2", c, 16)
+    assert lay.rest["embed"] == ("zero3", "zero2", "zero1") and lay.grad["embed"] == ("zero3", "zero2") and lay.step["embed"] == ("zero3",)
+    assert lay.batch == tuple(lay.sizes) == ("zero1", "zero2", "zero3")
+
+
+def test_refuses_a_width_that_all_together_do_not_divide() -> None:
+    _, c = config("gpt2", embed=24, heads=4)
+    with pytest.raises(
+        ValueError, match="embed 24 cannot be split over 16 devices .zero3=4 x zero1=4.. Use sizes whose product is one of 1, 2"
+    ):
+        build("zero1=4 zero3=4", c, 16)
 
 
 def test_key_heads_split_where_they_divide() -> None:

@@ -31,6 +31,34 @@ def test_gathers_and_scatters(stage, micro) -> None:
     assert count("all-reduce") == (5, 20)
 
 
+def bytes_of(spelling, micro=1, dtype="float32"):
+    """(kind, mesh axes, reason) -> bytes of one step of a plain llama."""
+    model, c = config("llama_plain", head=8)
+    cost = step_cost(spelling, shapes(model, c, build(spelling, c, 16), 16, 8 * micro, micro, How(), dtype))
+    return {(x.kind, x.axes, x.why): x.bytes for x in cost if x.bytes > 100}
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_the_outer_stage_moves_once_a_step(micro) -> None:
+    whole, often = 4 * (2 * LAYER + OUTER), "every micro-batch"
+    moved = bytes_of("zero1=2 zero3=4", micro)
+    assert moved == {
+        # what one group of four does not have of the other's share of its own shard
+        ("all-gather", ("zero1",), "parameters, once a step"): whole // 4,
+        ("reduce-scatter", ("zero1",), "gradients, once a step"): whole // 4,
+        ("all-gather", ("zero3",), f"parameters, {often}"): micro * whole,
+        ("all-gather", ("zero3",), f"parameters, {often}, backward"): micro * 8 * LAYER,
+        ("reduce-scatter", ("zero3",), f"gradients, {often}"): micro * whole,
+    }
+    assert bytes_of("zero1=2 zero2=4", micro) == {
+        ("all-gather", ("zero1",), "parameters, once a step"): whole // 4,
+        ("all-gather", ("zero2",), "parameters, once a step"): whole,
+        ("reduce-scatter", ("zero1",), "gradients, once a step"): whole // 4,
+        ("reduce-scatter", ("zero2",), f"gradients, {often}"): micro * whole,
+    }
+    assert bytes_of("data=2 zero3=4", micro)["all-reduce", ("data",), "gradients, once a step"] == whole // 4
+
+
 def test_bf16_halves_all_but_the_scatter_of_summed_gradients() -> None:
     model, c = config("llama_plain", head=8)
 

@@ -38,6 +38,14 @@ def test_zero3_works_with_one_layer() -> None:
     assert at["zero3=8"]["weights"] < 0.5 * at["zero2=8"]["weights"] and at["zero2=8"]["gradients"] < 0.3 * at["zero1=8"]["gradients"]
 
 
+def test_a_groups_own_copy_is_counted() -> None:
+    """Nested stages hold each group's share in the type of the arithmetic beside the master: 2 bytes a parameter over the inner devices."""
+    model, c = config("gpt2", layers=8)
+    at = lambda s: working(model, shapes(model, c, build(s, c, 16), 16, 8, 1, How(), "bfloat16"))["weights"]
+    share = sum(s.size for s in shapes(model, c, build("", c, 16), 16, 8, 1, How(), "bfloat16").leaves.values() if "embed" in s.axes)
+    assert at("zero1=2 zero3=4") - at("zero3=8") == 2 * (share // 4 - share // 8)
+
+
 def test_remat_keeps_less() -> None:
     model, c = config("llama")
     full, some, none = (

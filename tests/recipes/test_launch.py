@@ -30,7 +30,6 @@ def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
         ({"layout": "tensro=2"}, r"Did you mean 'tensor'"),
         ({"layout": "zero3=8", "batch": {"sequences": 12}}, r"12 sequences.*8 devices"),
         ({"data": {"seq": 64}}, r"data\.seq is 64.*max_seq 32"),
-        ({"layout": "zero2=2 zero3=2"}, r"zero2 and zero3. Choose one"),
         ({"layout": "sequence"}, r"'sequence'.*'tensor'"),
     ],
 )

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from meshloom.core.leaf import live
 from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import spec
+from meshloom.parallel.table import build
 from meshloom.parallel.zero import strategy
 from meshloom.plan.hlo import collectives, total
 from meshloom.runner.gather import gather_step
-from programs import compiled
+from programs import compiled, config
 
 SPECS = {"w": spec({"embed": 8, "ffn": 4}, "ffn embed"), "b": spec({"ffn": 4}, "ffn")}
 
@@ -38,6 +40,23 @@ def test_values_are_those_of_the_master() -> None:
     out = jax.jit(jax.shard_map(fn, mesh=make_mesh(lay), in_specs=(P(None, "zero2"), P()), out_specs=P("zero2")))(w, w[:, 0])
     for copy in np.asarray(out):
         np.testing.assert_array_equal(copy, w)
+
+
+@pytest.mark.parametrize("spelling", ["zero1=2 zero3=4", "zero1=2 zero2=4", "zero2=2 zero3=4", "zero1=2 zero2=2 zero3=2"])
+def test_every_device_of_nested_stages_has_the_rows_that_its_table_says(spelling) -> None:
+    lay = build(spelling, config("llama")[1], 16)
+    w, specs = np.arange(4 * 16, dtype=np.float32).reshape(4, 16), {"w": spec({"embed": 16, "ffn": 4}, "ffn embed")}
+    rest, grad, step = (lay.partition(table, specs["w"].axes) for table in ("rest", "grad", "step"))
+
+    def fn(w):
+        (shard,), (whole,) = (list(tree.values()) for tree in gather_step(lay, specs, {"w": w}, "float32"))
+        whole = shard if whole is None else whole
+        return shard, whole, live(lay, specs["w"].axes, shard, whole, w)
+
+    mapped = jax.shard_map(fn, mesh=make_mesh(lay), in_specs=rest, out_specs=(grad, step, P()), check_vma=False)
+    for got in jax.jit(mapped)(w):
+        for shard in got.addressable_shards:
+            np.testing.assert_array_equal(shard.data, w[shard.index])
 
 
 def test_each_stage_leaves_one_table_more_split() -> None:

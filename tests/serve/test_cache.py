@@ -16,7 +16,7 @@ C = llama.Config(layers=3, embed=16, heads=4, kv_heads=2, ffn=32, vocab=61, voca
 def test_specs():
     found = cache.specs(C, 4, 10, "bfloat16")
     assert found.k.shape == found.v.shape == (3, 4, 10, 2, 4)
-    assert found.k.axes == ("layer", "batch", "length", "kv_heads", "head")
+    assert found.k.axes == ("layer", "work_batch", "length", "kv_heads", "head")
     assert sum(s.nbytes for s in jax.tree.leaves(found, is_leaf=is_spec)) == 2 * 3 * 4 * 10 * 2 * 4 * 2
 
 

@@ -25,6 +25,10 @@ LAYOUTS = [
     "tensor=2 sequence",
     "zero3=2 tensor=2",
     "data=2 zero3=2 tensor=2 sequence",
+    "tensor2d=2x2",
+    "tensor2d=2x4",
+    "tensor25d=2x2x2",
+    "tensor3d=2x2x2",
 ]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
 SIZES = dict(layers=1, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)

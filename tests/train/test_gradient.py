@@ -18,6 +18,11 @@ CASES = [
     ("gpt2", "zero3=2 tensor=2 sequence", 2, "scan", "none"),
     ("gpt2", "zero3=8", 1, "unroll", "full"),
     ("neox", "data=2 zero2=2 tensor=2 sequence", 2, "scan", "none"),
+    ("llama", "zero1=2 zero3=4", 1, "scan", "none"),
+    ("gpt2", "zero1=2 zero2=2", 2, "scan", "none"),
+    ("neox", "zero2=2 zero3=2 tensor=2", 2, "scan", "full"),
+    ("llama_untied", "zero1=2 zero2=2 zero3=2", 1, "unroll", "none"),
+    ("llama_untied", "data=2 zero1=2 zero3=2", 1, "scan", "selective"),
 ]
 
 

@@ -10,6 +10,8 @@ from meshloom.core.spec import Spec
 
 Table = Mapping[str, tuple[str, ...]]
 TABLES = ("rest", "step", "live", "grad", "acts")
+KEPT = ("live", "step", "grad", "rest")
+"""The tables of parameters, from the fewest splits to the most: what splits a parameter in one of them splits it in the later ones too."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,16 @@ class Layout:
     """Strategy -> the options of its spelling, where it has any."""
 
     def __or__(self, other: "Layout") -> "Layout":
-        """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused."""
+        """Both strategies at once. An axis that both split is split by one mesh axis after the other; a mesh axis of two sizes is refused.
+
+        Of a parameter's axis, the mesh axes that split it longest come first, so that what one table's devices gather is one part under the next.
+        """
         sizes = dict(self.sizes)
         for name, size in other.sizes.items():
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
-        return Layout(
-            sizes, *(_union(getattr(self, t), getattr(other, t)) for t in TABLES), self.platform, {**self.options, **other.options}
-        )
+        tables = {t: _union(getattr(self, t), getattr(other, t)) for t in TABLES}
+        return Layout(sizes, platform=self.platform, options={**self.options, **other.options}, **{**tables, **_nested(tables)})
 
     @property
     def devices(self) -> int:
@@ -59,22 +63,42 @@ class Layout:
         return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
+    def inner(self) -> tuple[str, ...]:
+        """Mesh axes that split the batch inside a layer, beside those that split it everywhere."""
+        return self.acts.get("work_batch", ())
+
+    @property
+    def stream(self) -> tuple[str, ...]:
+        """Mesh axes that split the residual stream's embed: statistics of norms are summed over them."""
+        return self.acts.get("embed", ())
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Mesh axes over which the sums of an objective are parts."""
+        return tuple(dict.fromkeys((*self.tokens, *self.inner)))
+
+    @property
     def work(self) -> tuple[str, ...]:
         """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
 
     def even(self, rows: int) -> int:
         """`rows` of a batch, rounded up to what the devices that split it share evenly."""
-        shards = self.size(self.batch)
+        shards = self.size((*self.batch, *self.inner))
         return -(-rows // shards) * shards
 
     def size(self, axes: tuple[str, ...]) -> int:
         """Devices over these mesh axes."""
         return math.prod(self.sizes[a] for a in axes)
 
+    def splits(self, table: str, name: str) -> tuple[str, ...]:
+        """Mesh axes that split an array axis under one table: for `work_batch`, those of `batch` and its own."""
+        own = getattr(self, table).get(name, ())
+        return (*getattr(self, table).get("batch", ()), *own) if name == "work_batch" else own
+
     def partition(self, table: str, axes: tuple[str, ...]) -> PartitionSpec:
         """The PartitionSpec of an array with these axis names under one table. A mesh axis that would split two axes is an error naming both."""
-        entries = [getattr(self, table).get(name, ()) for name in axes]
+        entries = [self.splits(table, name) for name in axes]
         used: dict[str, str] = {}
         for name, mesh_axes in zip(axes, entries):
             for mesh_axis in mesh_axes:
@@ -99,7 +123,7 @@ class Layout:
         """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""
         shape = []
         for size, name in zip(s.shape, s.axes):
-            mesh_axes = getattr(self, table).get(name, ())
+            mesh_axes = self.splits(table, name)
             parts = self.size(mesh_axes)
             if size % parts:
                 raise ValueError(
@@ -123,6 +147,12 @@ class Layout:
 def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
     """Both tables; where both split an axis, a's mesh axes come first. A mesh axis named by both is kept once."""
     return {name: tuple(dict.fromkeys((*a.get(name, ()), *b.get(name, ())))) for name in dict.fromkeys((*a, *b))}
+
+
+def _nested(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables of parameters with each axis split first by the mesh axes that split it in most tables."""
+    leaves = lambda name, mesh_axis: sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
+    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in KEPT}
 
 
 ONE_DEVICE = Layout()

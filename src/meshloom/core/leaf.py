@@ -17,25 +17,34 @@ from meshloom.core.vary import vary
 
 
 def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
-    """The product of activations and a weight, e.g. "bTd,dhk->bThk". x, w: local shards. Returns the local shard of the result.
+    """The product of activations and a weight, e.g. "bTd,dhk->BThk". x, w: local shards. Returns the local shard of the result.
 
-    Where the contraction runs over a split axis, the partial results are summed: by all-reduce, or by reduce-scatter where the output's `t` is
-    split and the input's `T` is not (Megatron's row-parallel layer). w: an array, or any leaf with `.dot(eq, x)` (an adapter, int8).
+    Rows that x has split and the result has not (`B` to `b`) are gathered first. Where the contraction runs over a split axis, the partial
+    results are summed (`add_up`). w: an array, or any leaf with `.dot(eq, x)` (an adapter, int8).
     """
     operands, out = eq.split("->")
     first, second = operands.split(",")
-    local = eq.replace("T", "t")
+    if "B" in first and "b" in out and lay.inner:
+        x = lax.all_gather(x, lay.inner, axis=first.index("B"), tiled=True)
+    local = eq.replace("T", "t").replace("B", "b")
     y = w.dot(local, x) if hasattr(w, "dot") and not isinstance(w, jax.Array) else contract(local, x, w)
-    summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.acts.get(AXES[letter], ()))
-    return add_up(lay, y, "t" if "T" in first and "t" in out else "", out, summed) if summed else y
+    summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.live.get(AXES[letter], ()))
+    return add_up(lay, y, first, out, summed) if summed else y
 
 
-def add_up(lay: Layout, y: jax.Array, enter: str, out: str, summed: tuple[str, ...]) -> jax.Array:
-    """Partial results summed over mesh axes; those that split the output's `t` (when `enter` says that it was whole) keep their part only."""
-    scatter = tuple(a for a in split_seq(lay) if enter and a in summed)
-    if scatter:
-        y = lax.psum_scatter(y, scatter, scatter_dimension=out.index("t"), tiled=True)
-    return sum_over(y, tuple(a for a in summed if a not in scatter))
+def add_up(lay: Layout, y: jax.Array, before: str, out: str, summed: tuple[str, ...]) -> jax.Array:
+    """Partial results summed over mesh axes.  before, out: letters of what they were made from, and of the result.
+
+    By reduce-scatter over the mesh axes that split the result's tokens and did not split those before (`t` from `T`: Megatron's sequence
+    parallelism; `B` from `b`: 3D), or the result's `d` (2D); by all-reduce over the others.
+    """
+    places = (("t", split_seq(lay) if "T" in before else ()), ("B", lay.inner if "b" in before else ()), ("d", split_embed(lay)))
+    for letter, splits in places:
+        scatter = tuple(a for a in splits if a in summed and letter in out)
+        if scatter:
+            y = lax.psum_scatter(y, scatter, scatter_dimension=out.index(letter), tiled=True)
+            summed = tuple(a for a in summed if a not in scatter)
+    return sum_over(y, summed)
 
 
 def sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -49,43 +58,73 @@ def split_seq(lay: Layout) -> tuple[str, ...]:
     return tuple(a for a in lay.acts.get("seq", ()) if a not in inside)
 
 
+def split_embed(lay: Layout) -> tuple[str, ...]:
+    """Mesh axes that split the residual stream's embed but not the live weights': what enters a layer is gathered over them (2D)."""
+    inside = lay.live.get("embed", ())
+    return tuple(a for a in lay.stream if a not in inside)
+
+
 def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
-    """x moved between names: "btd->bTd" enters a layer's work region (all-gather of the sequence where it is split, else Megatron's identity
-    whose transpose is an all-reduce); "bT->bt" keeps this device's part of a whole sequence."""
+    """x moved between names.
+
+    "btd->bTd" enters a layer's work region: all-gather of the sequence, and of embed, where the residual stream alone has it split, else
+    Megatron's identity whose transpose is an all-reduce. "btd->BTD" enters the head: embed becomes whole, by all-to-all with the rows where the
+    live weights split it. "bT->bt", "bT->BT" keep this device's part of what is whole.
+    """
     before, after = eq.split("->")
-    axes = split_seq(lay)
     if "t" in before and "T" in after:
-        x = lax.all_gather(x, axes, axis=before.index("t"), tiled=True) if axes else x
+        for letter, axes in (("t", split_seq(lay)), ("d", split_embed(lay))):
+            x = lax.all_gather(x, axes, axis=before.index(letter), tiled=True) if axes and letter in before else x
+        if "B" in after and lay.inner:
+            x = lax.all_to_all(x, lay.inner, split_axis=before.index("b"), concat_axis=before.index("d"), tiled=True)
         return vary(x, lay.work)
-    if "T" in before and "t" in after and axes:
-        dim = before.index("T")
-        part = x.shape[dim] // lay.size(axes)
-        return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * part, part, dim)
-    return x
+    x = _part(lay, x, before.index("T"), split_seq(lay)) if "T" in before and "t" in after else x
+    return _part(lay, x, before.index("b"), lay.inner) if "b" in before and "B" in after else x
+
+
+def _part(lay: Layout, x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
+    """This device's part of an axis that is whole on the devices of these mesh axes; x itself for none."""
+    if not axes:
+        return x
+    size = x.shape[dim] // lay.size(axes)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, dim)
 
 
 def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
-    """A layer's weight as its layer needs it. w: as differentiated (the `grad` or `step` table). whole: the step's copy where it is already
-    gathered (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
-    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that were gathered."""
-    dim, gathered = lay.gathered("grad", "live", axes)
-    if not gathered:
-        return w
-    if whole is not None:
-        return _already_whole(gathered, dim, w, whole)
-    return lax.all_gather(_after(w, when), gathered, axis=dim, tiled=True)
+    """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
+    (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
+    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that split w and not the result.
+    What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a split embed."""
+    dim, split = lay.gathered("grad", "live", axes)
+    if split:
+        _, gathered = lay.gathered("step", "live", axes)
+        have = w if whole is None else whole
+        full = lax.all_gather(_after(have, when), gathered, axis=dim, tiled=True) if gathered else have
+        w = full if whole is None else _already_whole(split, dim, w, full)
+    return _part(lay, w, axes.index("embed"), split_embed(lay)) if beside_stream(axes) else w
+
+
+def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
+    """The head's weight [vocab, embed], live, with its whole embed: what `put` "btd->BTD" multiplies."""
+    axes = lay.live.get("embed", ())
+    return lax.all_gather(w, axes, axis=1, tiled=True) if axes else w
 
 
 INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 
+def beside_stream(axes: tuple[str, ...]) -> bool:
+    """Whether a parameter with these axes meets the residual stream element by element: norms, biases behind the matrices, learned positions."""
+    return "embed" in axes and {"layer", "position", "embed"} >= set(axes)
+
+
 def parts(lay: Layout, axes: tuple[str, ...]) -> tuple[str, ...]:
     """Mesh axes beside the batch's over which a parameter with these axes is whole but works on a part, so that its gradient is a part of a
-    sum: in the work region (key/value heads that could not be split, q/k norms), and outside it where the sequence is split (norms, biases).
-    Such gradients are added up once a step, with the batch's, however many layers and micro-batches made them."""
+    sum: in the work region (key/value heads that could not be split, q/k norms), and outside it where the sequence or embed is split (norms,
+    biases). Such gradients are added up once a step, with the batch's, however many layers and micro-batches made them."""
     split = {a for name in axes for a in lay.live.get(name, ())}
-    where = lay.work if INSIDE & set(axes) else split_seq(lay)
+    where = lay.work if INSIDE & set(axes) else (*split_seq(lay), *split_embed(lay))
     return tuple(a for a in where if a not in split)
 
 

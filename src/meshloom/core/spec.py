@@ -13,9 +13,11 @@ from meshloom.core.tree import Tree, map_named, named_leaves
 
 AXES = {
     "b": "batch",
+    "B": "work_batch",
     "t": "seq",
     "T": "whole_seq",
     "d": "embed",
+    "D": "whole_embed",
     "f": "ffn",
     "h": "heads",
     "g": "kv_heads",
@@ -24,7 +26,8 @@ AXES = {
     "l": "layer",
     "p": "position",
 }
-"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP."""
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP; likewise
+`batch` and `work_batch`, which mesh axes may split beside those of `batch`. `whole_embed` is embed where the head needs it whole."""
 
 
 class Init(NamedTuple):
@@ -39,6 +42,8 @@ ZEROS, ONES = Init(), Init(mean=1.0)
 
 ROLES = {
     "factor": "multiplies: the backward pass of its layer needs it",
+    "norm": "a norm's gain: multiplies what was divided by one statistic of each token",
+    "centred norm": "a norm's gain: multiplies what was centred and divided, by two statistics of each token",
     "added": "only added (a bias): the backward pass needs it only to compute again what comes after it",
     "ends first half": "added last in a layer's first half, to what is then added to the residual stream",
     "ends layer": "added last in a layer's second half: nothing in the layer comes after it",

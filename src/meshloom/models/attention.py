@@ -1,5 +1,6 @@
 """The attention block that every family uses: grouped queries, optional biases, q/k norms, rotary positions, a cache."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import dot
-from meshloom.core.spec import ONES
+from meshloom.core.leaf import dot, put
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 from meshloom.models.parts import plus
@@ -38,7 +38,7 @@ class Attention:
     def specs(c: ModelConfig, qkv_bias: bool = False, o_bias: bool = False, qk_norm: bool = False) -> "Attention":
         """The Specs of one layer."""
         kv, kv_bias = c.spec("embed kv_heads head"), c.zeros("kv_heads head") if qkv_bias else None
-        gain = c.spec("head", ONES) if qk_norm else None
+        gain = c.gain("head") if qk_norm else None
         return Attention(
             q=c.spec("embed heads head"),
             k=kv,
@@ -55,9 +55,10 @@ class Attention:
 
 def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
     """Causal self-attention.  x: (batch whole_seq embed).  Returns (batch seq embed), and the layer's cache with x's keys and values added."""
-    q = plus(dot(lay, "bTd,dhk->bThk", x, w.q), w.q_bias)
-    k = plus(dot(lay, "bTd,dgk->bTgk", x, w.k), w.k_bias)
-    v = plus(dot(lay, "bTd,dgk->bTgk", x, w.v), w.v_bias)
+    ctx = _own_rows(lay, ctx)
+    q = plus(dot(lay, "bTd,dhk->BThk", x, w.q), w.q_bias)
+    k = plus(dot(lay, "bTd,dgk->BTgk", x, w.k), w.k_bias)
+    v = plus(dot(lay, "bTd,dgk->BTgk", x, w.v), w.v_bias)
     if w.q_norm is not None:
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
     if ctx.rotary is not None and kind.rotary:
@@ -71,7 +72,19 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
     dropout = _dropout(c, lay, q, ctx)
     row = _kernel(lay, kind, q, k, segments is not None, positions is not None, dropout is not None)
     y = row(q, k, v, scale=c.head**-0.5, window=kind.window, segments=segments, positions=positions, dropout=dropout)
-    return plus(dot(lay, "bThk,hkd->btd", y, w.o), w.o_bias), cache
+    return plus(dot(lay, "BThk,hkd->btd", y, w.o), w.o_bias), cache
+
+
+def _own_rows(lay: Layout, ctx: Ctx) -> Ctx:
+    """The context of the rows that this device works on inside a layer."""
+    if not lay.inner:
+        return ctx
+    take = lambda tree: jax.tree.map(lambda a: put(lay, "b->B", a), tree)
+    slots = ctx.slots
+    if slots is not None:
+        slots = dataclasses.replace(slots, segments=take(slots.segments), positions=take(slots.positions))
+    mine = {name: take(getattr(ctx, name)) for name in ("segments", "positions", "rotary", "samples")}
+    return dataclasses.replace(ctx, **mine, slots=slots)
 
 
 def own_heads(c: ModelConfig, lay: Layout, q: jax.Array, kv: jax.Array) -> jax.Array:

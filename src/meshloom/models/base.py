@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from meshloom.core.batch import Batch
 from meshloom.core.config import Section
 from meshloom.core.layout import Layout
-from meshloom.core.spec import ZEROS, Init, Spec, spec
+from meshloom.core.spec import ONES, ZEROS, Init, Spec, spec
 from meshloom.core.tree import Tree, pytree
 
 
@@ -91,6 +91,10 @@ class ModelConfig(Section):
             position=self.max_seq,
         )
         return spec(sizes, axes, Init(self.init_std) if init is None else init, used={"vocab": self.vocab})
+
+    def gain(self, axes: str, role: str = "norm") -> Spec:
+        """The Spec of a norm's gain.  role: a row of core.spec.ROLES."""
+        return replace(self.spec(axes, ONES), role=role)
 
     def zeros(self, axes: str, role: str = "added") -> Spec:
         """The Spec of a bias.  role: a row of core.spec.ROLES."""

@@ -49,9 +49,9 @@ class Block:
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + mlp(norm(.)).  x: (batch seq embed) -> same."""
-    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, w.attn_norm, x)), ctx)
+    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, lay, w.attn_norm, x)), ctx)
     x = x + drop(c, lay, y, ctx, "attention/out")
-    y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, w.mlp_norm, x)))
+    y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, lay, w.mlp_norm, x)))
     return x + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
@@ -84,7 +84,7 @@ def embed(c: Config, lay: Layout, w: Gpt2, tokens: jax.Array, ctx: Ctx) -> jax.A
 
 def final(c: Config, lay: Layout, w: Gpt2, x: jax.Array) -> jax.Array:
     """The last norm."""
-    return normed(c, w.norm, x)
+    return normed(c, lay, w.norm, x)
 
 
 NAMES = {

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import put
-from meshloom.core.spec import ONES, stack
+from meshloom.core.spec import stack
 from meshloom.core.tree import pytree
 from meshloom.models import llama_hf
 from meshloom.models.attention import Attention, attend
@@ -84,15 +84,15 @@ class Block:
     @staticmethod
     def specs(c: Config) -> "Block":
         """The Specs of one layer."""
-        norm = c.spec("embed", ONES)
+        norm = c.gain("embed")
         return Block(Attention.specs(c, c.qkv_bias, c.o_bias, c.qk_norm), GatedMlp.specs(c, c.mlp_bias), norm, norm)
 
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)), then + mlp(norm(.)).  x: (batch seq embed) -> same.  Source: Touvron et al. 2023, arXiv 2302.13971."""
-    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps)), ctx)
+    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", rms_norm(x, w.attn_norm, c.norm_eps, lay.stream)), ctx)
     x = x + drop(c, lay, y, ctx, "attention/out")
-    y = gated_mlp(lay, w.mlp, put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps)))
+    y = gated_mlp(lay, w.mlp, put(lay, "btd->bTd", rms_norm(x, w.mlp_norm, c.norm_eps, lay.stream)))
     return x + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
@@ -109,7 +109,7 @@ class Llama:
 def specs(c: Config) -> Llama:
     """The Specs of the model."""
     table = c.spec("vocab embed")
-    return Llama(table, stack(Block.specs(c), c.layers), c.spec("embed", ONES), None if c.tied else table)
+    return Llama(table, stack(Block.specs(c), c.layers), c.gain("embed"), None if c.tied else table)
 
 
 def kinds(c: Config) -> tuple[Kind, ...]:
@@ -120,7 +120,7 @@ def kinds(c: Config) -> tuple[Kind, ...]:
 
 def final(c: Config, lay: Layout, w: Llama, x: jax.Array) -> jax.Array:
     """The last norm."""
-    return rms_norm(x, w.norm, c.norm_eps)
+    return rms_norm(x, w.norm, c.norm_eps, lay.stream)
 
 
 def wide(c: Config) -> int:

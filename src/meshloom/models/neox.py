@@ -58,9 +58,9 @@ class Block:
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:
     """x + attention(norm(x)) + mlp(norm(x)); the MLP reads what attention added where it is not parallel.  x: (batch seq embed) -> same."""
-    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, w.attn_norm, x)), ctx)
+    y, cache = attend(c, lay, kind, w.attn, put(lay, "btd->bTd", normed(c, lay, w.attn_norm, x)), ctx)
     attended = x + drop(c, lay, y, ctx, "attention/out")
-    y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, w.mlp_norm, x if c.parallel else attended)))
+    y = mlp(lay, c.act, w.mlp, put(lay, "btd->bTd", normed(c, lay, w.mlp_norm, x if c.parallel else attended)))
     return attended + drop(c, lay, y, ctx, "mlp/out"), dataclasses.replace(ctx, cache=cache)
 
 
@@ -82,7 +82,7 @@ def specs(c: Config) -> Neox:
 
 def final(c: Config, lay: Layout, w: Neox, x: jax.Array) -> jax.Array:
     """The last norm."""
-    return normed(c, w.norm, x)
+    return normed(c, lay, w.norm, x)
 
 
 NAMES = {

@@ -9,7 +9,6 @@ from jax import lax
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import add_up, dot, put, split_seq
-from meshloom.core.spec import ONES
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, GATED
@@ -47,8 +46,8 @@ def plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 def gated_mlp(lay: Layout, w: GatedMlp, x: jax.Array) -> jax.Array:
     """SwiGLU: down(silu(gate x) * up x).  x: (batch whole_seq embed) -> (batch seq embed).  Source: Shazeer 2020, arXiv 2002.05202."""
-    gate, up = plus(dot(lay, "bTd,df->bTf", x, w.gate), w.gate_bias), plus(dot(lay, "bTd,df->bTf", x, w.up), w.up_bias)
-    return plus(dot(lay, "bTf,fd->btd", GATED["silu"](gate, up), w.down), w.down_bias)
+    gate, up = plus(dot(lay, "bTd,df->BTf", x, w.gate), w.gate_bias), plus(dot(lay, "bTd,df->BTf", x, w.up), w.up_bias)
+    return plus(dot(lay, "BTf,fd->btd", GATED["silu"](gate, up), w.down), w.down_bias)
 
 
 @pytree
@@ -68,8 +67,8 @@ class Mlp:
 
 def mlp(lay: Layout, act: str, w: Mlp, x: jax.Array) -> jax.Array:
     """down(act(up x)).  x: (batch whole_seq embed) -> (batch seq embed)."""
-    hidden = ACTIVATIONS[act](plus(dot(lay, "bTd,df->bTf", x, w.up), w.up_bias))
-    return plus(dot(lay, "bTf,fd->btd", hidden, w.down), w.down_bias)
+    hidden = ACTIVATIONS[act](plus(dot(lay, "bTd,df->BTf", x, w.up), w.up_bias))
+    return plus(dot(lay, "BTf,fd->btd", hidden, w.down), w.down_bias)
 
 
 @pytree
@@ -82,12 +81,12 @@ class LayerNorm:
     @staticmethod
     def specs(c: ModelConfig) -> "LayerNorm":
         """The Specs of one norm."""
-        return LayerNorm(c.spec("embed", ONES), c.zeros("embed"))
+        return LayerNorm(c.gain("embed", "centred norm"), c.zeros("embed"))
 
 
-def normed(c: ModelConfig, w: LayerNorm, x: jax.Array) -> jax.Array:
+def normed(c: ModelConfig, lay: Layout, w: LayerNorm, x: jax.Array) -> jax.Array:
     """Layer norm with a bias.  x: (batch seq embed) -> same."""
-    return layer_norm(x, w.gain, w.bias, c.norm_eps)
+    return layer_norm(x, w.gain, w.bias, c.norm_eps, lay.stream)
 
 
 def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -102,7 +101,7 @@ def lookup(lay: Layout, table: jax.Array, tokens: jax.Array) -> jax.Array:
     local = tokens - lax.axis_index(axes) * rows
     mine = (local >= 0) & (local < rows)
     x = jnp.where(mine[..., None], jnp.take(table, jnp.clip(local, 0, rows - 1), axis=0), 0)
-    return add_up(lay, x, "t", "btd", axes)
+    return add_up(lay, x, "bT", "btd", axes)
 
 
 def embed(c: ModelConfig, lay: Layout, w: Any, tokens: jax.Array, ctx: Ctx) -> jax.Array:
@@ -119,6 +118,10 @@ def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: str) -> jax
     """Dropout of the residual stream in training.  x: (batch seq embed).  place: names the mask; each layer has its own."""
     if ctx.key is None or not c.dropout:
         return x
-    first = lax.axis_index(split_seq(lay)) * x.shape[1] if split_seq(lay) else 0
-    cells = Cells(ctx.samples, first + jnp.arange(x.shape[1]), jnp.arange(x.shape[2]))
+    cells = Cells(ctx.samples, _numbers(split_seq(lay), x.shape[1]), _numbers(lay.stream, x.shape[2]))
     return dropout(x, at(jax.random.fold_in(ctx.key, ctx.layer), place), c.dropout, cells)
+
+
+def _numbers(axes: tuple[str, ...], size: int) -> jax.Array:
+    """The numbers in the whole of this device's part of an axis that mesh axes split."""
+    return lax.axis_index(axes) * size + jnp.arange(size) if axes else jnp.arange(size)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from meshloom.core.batch import Batch
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import put
+from meshloom.core.leaf import put, whole_embed
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model, context, unembed
 from meshloom.ops.loss import chunk_count, cross_entropy
@@ -38,11 +38,12 @@ def lm(z_loss: float = 0.0) -> Objective:
     def objective(bound: Bound, w: Tree, whole: Tree, batch: Batch, key: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         model, c, lay, how = bound
         x, outer, _ = hidden(model, c, lay, w, whole, batch.tokens, context(batch, key), how)
-        x = put(lay, "btd->bTd", x).reshape(-1, c.embed)
+        x = put(lay, "btd->BTD", x).reshape(-1, c.embed)
         axes = lay.acts.get("vocab", ())
-        targets, weights, head = batch.targets.reshape(-1), batch.weights.reshape(-1), unembed(outer)
+        targets, weights = (put(lay, "bT->BT", a) for a in (batch.targets, batch.weights))
+        head = whole_embed(lay, unembed(outer))
         chunks = chunk_count(x.shape[0], head.shape[0], lay.platform)
-        sums = cross_entropy(x, head, targets, weights, vocab=c.vocab, axes=axes, chunks=chunks, z_loss=z_loss)
-        return sums.total, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(batch.weights)}
+        sums = cross_entropy(x, head, targets.reshape(-1), weights.reshape(-1), vocab=c.vocab, axes=axes, chunks=chunks, z_loss=z_loss)
+        return sums.total, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(weights)}
 
     return objective

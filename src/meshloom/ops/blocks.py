@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshloom.core.apart import apart
 from meshloom.core.vary import alike, vary, varying
 from meshloom.ops.mask import LOW, Pair, visible
 
@@ -116,7 +117,7 @@ def _attend(q, k, v, segments, how):
 
 
 def _backward(how, saved, dy):
-    """Gradients.  Those of k and v are made as [b g, k, s], the faster product on a CPU, and turned once at the end."""
+    """Gradients.  Those of k and v are made as [b g, s, k]: as [b g, k, s] the products are faster on a CPU, but turning them costs more."""
     rows, kt, vt, outs, kept, segments = saved
     (b, length), g = dy.shape[:2], kt.shape[0] // dy.shape[0]
     dq: list[Array] = []
@@ -129,9 +130,10 @@ def _backward(how, saved, dy):
         delta = (d.astype(jnp.float32) * out).sum(-1, keepdims=True)
         ds = (p * (_dot(d, v, 2, 2) - delta) * how.scale).astype(q.dtype)
         dq.append(_unrows(_dot(ds, k, 2, 1), b, z - a))
-        place = ((0, 0), (0, 0), (lo, length - z))
-        dk, dv = dk + jnp.pad(_dot(q, ds, 1, 1), place), dv + jnp.pad(_dot(d, p.astype(d.dtype), 1, 1), place)
-    back = [x.reshape(b, g, -1, length).transpose(0, 3, 1, 2).astype(kt.dtype) for x in map(jnp.asarray, (dk, dv))]
+        place = ((0, 0), (lo, length - z), (0, 0))
+        dk, dv = dk + jnp.pad(_dot(ds, q, 1, 1), place), dv + jnp.pad(_dot(p.astype(d.dtype), d, 1, 1), place)
+    sums = apart(lambda *sums: sums, jnp.asarray(dk), jnp.asarray(dv))
+    back = [x.reshape(b, g, length, -1).transpose(0, 2, 1, 3).astype(kt.dtype) for x in sums]
     return jnp.concatenate(dq, 1).astype(kt.dtype), *back, None
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 
@@ -115,6 +115,35 @@ def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
     return layout.gathered(before, after, s.axes)[1]
 
 
+def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
+    """The gathers of parameters and the scatters of their gradients between the tables of a layout whose outermost mesh axis is `owner`.
+
+    Once a step, in the type of the arithmetic: from table `rest` to `grad`, from there to `step`; and back, fp32, from `grad` to `rest`.
+    Every micro-batch, one array a layer, in the type of the arithmetic: from `step` to `live`, backward again where the layer needs it; gradients
+    from `live` to `grad`.
+    """
+    found: list[Collective] = []
+    for s in x.leaves.values():
+        inside = s.axes[0] == "layer"
+        layers = s.shape[0] if inside else 1
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        for before, after in (("rest", "grad"), ("grad", "step")):
+            axes = moved(x.layout, before, after, s)
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+        if not (twin(s, x) and x.micro == 1):
+            axes = moved(x.layout, "rest", "grad", s)
+            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+        if not twin(s, x):
+            axes = moved(x.layout, "grad", "live", s)
+            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
+        axes = moved(x.layout, "step", "live", s)
+        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
+        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
+        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+    ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
@@ -122,14 +151,33 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """
     found: list[Collective] = []
     for s in x.leaves.values():
+        if twin(s, x) and x.micro == 1:
+            continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
     if x.layout.tokens:
-        found.append(Collective("all-reduce", ordered(x.layout, x.layout.tokens), x.sums, 4 * x.sums, "sums for the log"))
-    splits = {ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values()}
-    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in splits]
+        # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
+        for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
+            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
+    splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
+    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def twin(s: Spec, x: Shapes) -> bool:
+    """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
+    (What micro-batches have added up is no longer known to be the same.)"""
+    return x.twins and s.role == "ends first half"
+
+
+def needed_again(s: Spec, x: Shapes) -> bool:
+    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
+    computed again, all that something comes after. What was cut to a part of the residual stream's embed is kept where anything is."""
+    if x.remat == "none" and split_embed(x.layout) and beside_stream(s.axes):
+        return False
+    unless = {"added": x.remat != "none", "ends first half": x.remat != "none" and not x.parallel, "ends layer": False}
+    return unless.get(s.role, True)
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

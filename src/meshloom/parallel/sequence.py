@@ -23,17 +23,22 @@ def check(c, seq: int, asked: Asked) -> None:
 
 
 def cost(x: Shapes) -> tuple[Collective, ...]:
-    """In place of tensor parallelism's all-reduces of the residual stream: [batch, seq, embed] gathered before and scattered behind each of a
-    layer's two halves, and the other way round backward.
+    """In place of tensor parallelism's all-reduces of the residual stream: gathered before and scattered behind each of a layer's two halves."""
+    return merge(halves(x, ("tensor",), x.residual))
+
+
+def halves(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
+    """The residual stream, `size` bytes where it is whole, gathered before and scattered behind each of a layer's two halves, the embedding
+    and the head, and the other way round backward.
 
     A remat gathers both halves' inputs again, and `full` scatters the first half's result again. Parallel halves get the same gradient back,
     which is gathered once, and neither's result is needed to compute the other again.
     """
-    layers, size = x.config.layers, x.residual
+    layers = x.config.layers
     again = layers if x.remat != "none" else 0
     scattered = again if x.remat == "full" and not x.parallel else 0
-    return merge(
-        Collective(kind, ("tensor",), x.micro * n, x.micro * n * size, why)
+    return [
+        Collective(kind, axes, x.micro * n, x.micro * n * size, why)
         for kind, n, why in (
             ("all-gather", 2 * layers, "into a layer's halves"),
             ("reduce-scatter", 2 * layers, "out of a layer's halves"),
@@ -46,7 +51,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
             ("all-gather", 1, "the head"),
             ("reduce-scatter", 1, "the head, backward"),
         )
-    )
+    ]
 
 
 SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis", beside="tensor")

@@ -40,18 +40,19 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
         (1, "the head, backward"),
     )
     streams = [Collective("all-reduce", ("tensor",), x.micro * n, x.micro * n * size, why) for n, why in residual]
-    return merge([*([] if split_seq(x.layout) else streams), *loss(x), *gradient_sums(x, "tensor")])
+    return merge([*([] if split_seq(x.layout) else streams), *loss(x, ("tensor",)), *gradient_sums(x, "tensor")])
 
 
-def loss(x: Shapes) -> list[Collective]:
-    """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time."""
-    tokens = x.rows * x.seq
-    chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.sizes["tensor"], x.layout.platform), tokens)
+def loss(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
+    """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time.
+    axes: that split the vocabulary."""
+    tokens = x.rows * x.seq // x.layout.size(x.layout.inner)
+    chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.size(axes), x.layout.platform), tokens)
     padded = -(-tokens // chunks) * chunks
     count = x.micro * chunks
     return [
-        Collective("all-reduce", ("tensor",), count, x.micro * padded * 4, "the loss: largest logit"),
-        Collective("all-reduce", ("tensor",), count, x.micro * padded * 8, "the loss: sum of exponentials, target's logit"),
+        Collective("all-reduce", axes, count, x.micro * padded * 4, "the loss: largest logit"),
+        Collective("all-reduce", axes, count, x.micro * padded * 8, "the loss: sum of exponentials, target's logit"),
     ]
 
 

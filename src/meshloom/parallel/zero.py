@@ -9,8 +9,7 @@ Parameters without an `embed` axis (small biases) stay whole and are all-reduced
 """
 
 from meshloom.core.layout import Layout
-from meshloom.core.spec import Spec
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, moved
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
 
 TABLES = {1: ("rest",), 2: ("rest", "grad"), 3: ("rest", "grad", "step")}
 
@@ -44,37 +43,5 @@ def check(c, seq: int, asked: Asked) -> None:
 
 
 def cost(x: Shapes, axis: str) -> tuple[Collective, ...]:
-    """Parameters with an `embed` axis, m micro-batches:
-
-    stage 1: one gather, one scatter of fp32 gradients. stage 2: one gather, m scatters. stage 3: m scatters, and m gathers forward; layers'
-    parameters m gathers backward too (those outside the layers are used once). Stages 2 and 3 move one array a layer, in the type of the arithmetic.
-    Where a layer's halves are parallel, the biases of both outputs have the same gradient, and one is scattered.
-    """
-    found: list[Collective] = []
-    for s in x.leaves.values():
-        inside = s.axes[0] == "layer"
-        times = x.micro * (s.shape[0] if inside else 1)
-        array = x.elements("live", s) // (s.shape[0] if inside else 1) * x.width
-        if axes := moved(x.layout, "rest", "step", s):
-            found.append(Collective("all-gather", axes, 1, x.elements("step", s) * x.width, "parameters, once a step"))
-        if axes := moved(x.layout, "rest", "grad", s):
-            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
-        if (axes := moved(x.layout, "grad", "live", s)) and not (x.twins and s.role == "ends first half"):
-            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
-        if axes := moved(x.layout, "step", "live", s):
-            found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-            again = x.micro * (s.shape[0] - x.merged) if inside and needed_again(s, x) else 0
-            found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
-    return merge([*found, *gradient_sums(x, axis)])
-
-
-def needed_again(s: Spec, x: Shapes) -> bool:
-    """Whether the backward pass of a layer needs a parameter again: all but biases, which are only added; and of these, where the layer is
-    computed again, all that something comes after."""
-    again = {
-        "factor": True,
-        "added": x.remat != "none",
-        "ends first half": x.remat != "none" and not x.parallel,
-        "ends layer": False,
-    }
-    return again[s.role]
+    """What moves between the tables of the layout over this mesh axis (and inner ones), and the sums of what is not split."""
+    return merge([*weight_moves(x, axis), *gradient_sums(x, axis)])

@@ -17,9 +17,10 @@ SUMS = 4
 def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro: int, how: How, dtype: str) -> Shapes:
     """What a step's traffic depends on.  sequences: of the whole step, over all devices and micro-batches.
     Raises ValueError where these do not divide."""
-    cut = micro * layout.size(layout.batch)
+    split = (*layout.batch, *layout.inner)
+    cut = micro * layout.size(split)
     if sequences % cut:
-        by = " x ".join(f"{a}={layout.sizes[a]}" for a in layout.batch)
+        by = " x ".join(f"{a}={layout.sizes[a]}" for a in split)
         raise ValueError(
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
@@ -28,7 +29,7 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         specs=model.specs(c),
         config=c,
         layout=layout,
-        rows=sequences // cut,
+        rows=sequences // (micro * layout.size(layout.batch)),
         seq=seq,
         micro=micro,
         remat=how.remat,

@@ -39,14 +39,15 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
     """Bytes that a step holds beside what is stored, by kind. An estimate from shapes: a compiler reuses buffers and adds its own;
     `compiled.memory_analysis()` has the compiler's number.
 
-    weights: the compute copy, or with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32. activations: kept for
+    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32. activations: kept for
     the backward pass. loss: one chunk's logits and the head's gradient.
     """
-    lay, leaves = x.layout, x.leaves.items()
-    one = lambda path, s: s.shape[0] if s.axes[0] == "layer" and moved(lay, "step", "live", s) else 1
-    copied = {path: s for path, s in leaves if x.dtype != s.dtype or moved(lay, "rest", "live", s)}
-    weights = sum(x.elements("live", s) // one(path, s) * x.width for path, s in copied.items())
-    gradients = sum(x.elements("grad", s) * 4 for _, s in leaves)
+    lay, leaves = x.layout, x.leaves.values()
+    copied = [s for s in leaves if x.dtype != s.dtype or moved(lay, "rest", "step", s)]
+    passing = [s for s in leaves if moved(lay, "step", "live", s)]
+    weights = sum(x.elements("step", s) for s in copied) * x.width
+    weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) for s in passing) * x.width
+    gradients = sum(x.elements("grad", s) * 4 for s in leaves)
     tokens = x.rows * x.seq
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
@@ -58,7 +59,7 @@ def kept(x: Shapes) -> int:
     """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps.  An estimate: its matrices' inputs and results."""
     c, lay = x.config, x.layout
     work = lay.size(lay.acts.get("heads", ())) or 1
-    stream = c.embed // (lay.size(split_seq(lay)) or 1)
+    stream = c.embed // lay.size((*split_seq(lay), *lay.stream))
     heads = (c.heads * c.head) // work
     keys = c.kv_heads * c.head // lay.size(lay.acts.get("kv_heads", ()))
     wide = x.wide // work

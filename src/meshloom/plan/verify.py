@@ -16,9 +16,12 @@ LAYOUTS = (
     "zero1=8",
     "zero2=8",
     "zero3=8",
+    "zero1=2 zero3=4",
     "tensor=2",
     "tensor=4",
     "tensor=4 sequence",
+    "tensor2d=2x2",
+    "tensor3d=8",
     "zero3=4 tensor=2",
     "data=2 zero3=2 tensor=2",
 )

@@ -56,10 +56,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     """The model, layout and plan of a recipe on these devices (by default all).  Raises ValueError where they do not fit each other."""
     devices = jax.devices() if devices is None else devices
     model, c, source = model_of(config)
-    if config.data.seq > c.max_seq:
-        raise ValueError(
-            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
-        )
+    check_length(config, c)
     said = [f"{source.name}: {check(source)}"] if source else []
     spelling = config.layout
     if spelling == "auto":
@@ -68,7 +65,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     layout = build(spelling, c, config.data.seq, devices[0].platform)
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
-    how = How(_runner(config, c, devices[0].platform), config.train.remat)
+    how = How(runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
     plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
     rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
@@ -85,7 +82,16 @@ def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
     return MODELS[config.model.family], config.model.config, None
 
 
-def _runner(config: RunConfig, c: Any, platform: str) -> str:
+def check_length(config: RunConfig, c: Any) -> None:
+    """Refuses sequences longer than the model is made for."""
+    if config.data.seq > c.max_seq:
+        raise ValueError(
+            f"data.seq is {config.data.seq} tokens and the model is made for max_seq {c.max_seq}. Lower data.seq, or raise model.max_seq."
+        )
+
+
+def runner(config: RunConfig, c: Any, platform: str) -> str:
+    """How the layers run: as the recipe says, or what is best on a platform."""
     if config.train.runner != "auto":
         return config.train.runner
     # a CPU's compiler merges an unrolled layer's recomputation with the first computation, so that remat would save nothing
@@ -110,9 +116,14 @@ def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
 
 def explained(config: RunConfig, chosen: Chosen) -> Explained:
     """The plan in numbers."""
-    state = state_of(make_optimizer(config.optimizer, chosen.model.specs(chosen.config)), chosen.model.specs(chosen.config), config.train)
-    kept = {"optimizer": state.opt, **({"average": state.ema} if config.train.ema else {})}
-    return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, kept)
+    beside = kept(config, chosen.model.specs(chosen.config))
+    return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, beside)
+
+
+def kept(config: RunConfig, params: Tree) -> dict[str, Tree]:
+    """The specs of what a run stores between steps beside its parameters."""
+    state = state_of(make_optimizer(config.optimizer, params), params, config.train)
+    return {"optimizer": state.opt, **({"average": state.ema} if config.train.ema else {})}
 
 
 class Prepared(NamedTuple):

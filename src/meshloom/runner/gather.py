@@ -11,7 +11,8 @@ from meshloom.core.vary import vary
 
 
 def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tree, Tree]:
-    """The weights that a step differentiates, and whole copies where these are shards of weights that the step holds whole (ZeRO-2; None elsewhere).
+    """The weights that a step differentiates, as table `grad` splits them, and the step's own copies where it holds more of them (ZeRO-2; None
+    elsewhere). Each is gathered over the mesh axes that the next table lacks, so the outer stage of two moves the smaller pieces.
 
     Cast to the type of the arithmetic before anything is gathered; marked as varying over the mesh axes on which they work on parts (the batch's
     and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
@@ -19,9 +20,10 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tre
 
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         p = vary(p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
-        dim, axes = lay.gathered("rest", "step", s.axes)
-        whole = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
-        return (p, whole) if axes and lay.gathered("grad", "step", s.axes)[1] else (whole, None)
+        dim, axes = lay.gathered("rest", "grad", s.axes)
+        p = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
+        dim, axes = lay.gathered("grad", "step", s.axes)
+        return p, lax.all_gather(p, axes, axis=dim, tiled=True) if axes else None
 
     pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
     pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]

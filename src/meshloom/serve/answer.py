@@ -1,6 +1,5 @@
 """A batch of prompts from token ids to answers: padding, the calls to the device, why each answer ended."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -95,8 +94,7 @@ class Rows(NamedTuple):
 
 def padded(engine: Engine, prompts: Sequence[Sequence[int]], requests: Sequence[Sampling], ends: Sequence[int], size: int) -> Rows:
     """The prompts with as many empty rows as the batch's mesh axes need."""
-    parts = engine.layout.size(engine.layout.batch)
-    batch = math.ceil(len(prompts) / parts) * parts
+    batch = engine.layout.even(len(prompts))
     tokens, lengths = np.zeros((batch, size), np.int32), np.zeros(batch, np.int32)
     for i, prompt in enumerate(prompts):
         tokens[i, size - len(prompt) :], lengths[i] = prompt, len(prompt)

@@ -9,12 +9,12 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import Spec, is_spec, spec, stack
 from meshloom.models.base import KV, Slots
 
-AXES = "batch length kv_heads head"
+AXES = "work_batch length kv_heads head"
 
 
 def layer_specs(c: Any, batch: int, length: int, dtype: str) -> KV:
     """One layer's cache. dtype: of the arithmetic."""
-    one = spec({"batch": batch, "length": length, "kv_heads": c.kv_heads, "head": c.head}, AXES, dtype=dtype)
+    one = spec({"work_batch": batch, "length": length, "kv_heads": c.kv_heads, "head": c.head}, AXES, dtype=dtype)
     return KV(one, one)
 
 

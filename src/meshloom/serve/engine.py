@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import dot
+from meshloom.core.leaf import dot, put, whole_embed
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, pytree
@@ -25,6 +25,9 @@ from meshloom.runner.gather import gather_step
 from meshloom.runner.run import How, as_list
 from meshloom.serve import cache as caches
 from meshloom.serve.sampling import Uses, Wants, choose, log_prob
+
+ONE_ROW = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+"""Compiler options of `more` by platform, where a device has one row: YNNPACK's sums take 7 % of a token there; its products pay from two on."""
 
 
 @pytree
@@ -77,7 +80,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
     one_layer = unrolled(model.specs(c), c.layers)
     rows, scalar = PartitionSpec(lay.batch or None), PartitionSpec()
     weights = partitions(lay, "step", one_layer)
-    kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.size(lay.batch), 1, dtype), is_leaf=is_spec)
+    kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.even(1), 1, dtype), is_leaf=is_spec)
     state = State([kv] * c.layers, Slots(scalar, rows, rows), *[rows] * 7, scalar)
 
     def spread(local: Callable, inputs: tuple, outputs: Any) -> Callable:
@@ -93,9 +96,16 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
         local = partial(_start, bound, use, length, chunk)
         return spread(local, (weights, rows, rows, rows), (state, scalar))(w, prompts, lengths, wants)
 
-    @partial(jax.jit, static_argnames=("use",), donate_argnames=("held",))
-    def more(w: Tree, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
+    def decode(w: Tree, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
         return spread(partial(_more, bound, use), (weights, state, rows, rows, scalar), (state, scalar))(w, held, wants, halt, until)
+
+    several, single = (
+        jax.jit(decode, static_argnames=("use",), donate_argnames=("held",), compiler_options=options)
+        for options in (None, ONE_ROW.get(lay.platform))
+    )
+
+    def more(w: Tree, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
+        return (single if len(halt) == lay.size(lay.batch) else several)(w, held, wants, halt, until, use=use)
 
     return Engine(model, c, lay, prepare, start, more)
 
@@ -138,9 +148,9 @@ def _forward(
     model, c, lay, _ = bound
     ctx = Ctx(segments, positions, None, jnp.zeros(tokens.shape[0], jnp.int32), None, 0, cache, slots)
     x, outer, cache = hidden(model, c, lay, w, jax.tree.map(lambda _: None, w), tokens, ctx, How("unroll"))
-    logits = dot(lay, "btd,vd->btv", x[:, -1:], unembed(outer))[:, 0]
-    axes = lay.acts.get("vocab", ())
-    logits = lax.all_gather(logits, axes, axis=1, tiled=True) if axes else logits
+    logits = dot(lay, "BTD,vD->BTv", put(lay, "btd->BTD", x[:, -1:]), whole_embed(lay, unembed(outer)))[:, 0]
+    for dim, axes in ((1, lay.acts.get("vocab", ())), (0, lay.inner)):
+        logits = lax.all_gather(logits, axes, axis=dim, tiled=True) if axes else logits
     return logits[:, : c.vocab].astype(jnp.float32), cache
 
 

@@ -42,7 +42,7 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / scale, specs, grads, is_leaf=is_spec)
-        sums = {name: scored if name == "tokens" else sum_over(a, lay.tokens) for name, a in sums.items()}
+        sums = {name: scored if name == "tokens" else sum_over(a, lay.summed) for name, a in sums.items()}
         return grads, sums, global_norm(grads)
 
     if lay.devices == 1:

@@ -48,7 +48,7 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
         _, sums = objective(bound, w, whole, jax.tree.map(lambda a: a[0], batch), None)
-        return jax.tree.map(lambda a: sum_over(a, lay.tokens), sums)
+        return jax.tree.map(lambda a: sum_over(a, lay.summed), sums)
 
     if lay.devices == 1:
         return jax.jit(local)

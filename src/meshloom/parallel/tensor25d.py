@@ -1,0 +1,43 @@
+"""Tensor parallelism in two and a half dimensions: `depth` layers of the mesh of `tensor2d`.  Source: Wang et al. 2021, arXiv 2105.14500.
+
+Every layer of the mesh holds the same weights and works on other rows of the batch. The gradient of a weight is reduce-scattered over rows in
+every micro-batch, and the shards that this leaves are all-reduced over depth once a step: the order that moves least.
+"""
+
+from meshloom.core.layout import Layout
+from meshloom.parallel import tensor2d
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, merge
+from meshloom.parallel.sequence import halves
+from meshloom.parallel.tensor1d import loss
+
+
+def layout(depth: int, rows: int, cols: int) -> Layout:
+    """As `tensor2d`, with the batch over mesh axis `depth` too."""
+    return Layout({"depth": depth}, acts={"batch": ("depth",)}) | tensor2d.layout(rows, cols)
+
+
+def sizes(n: int) -> tuple[int, int, int]:
+    """A number of devices as a cube.  Raises ValueError for one that is not."""
+    side = round(n ** (1 / 3))
+    if side**3 != n:
+        raise ValueError(f"tensor25d={n} is not a cube of devices. Write depth x rows x columns, such as tensor25d=2x2x2 or 4x2x2.")
+    return side, side, side
+
+
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses what `tensor2d` refuses, and a depth of one."""
+    depth, rows, cols = asked.sizes
+    if depth == 1:
+        raise ValueError(f"tensor25d=1x{rows}x{cols} has one layer of devices. Write tensor2d={rows}x{cols}.")
+    tensor2d.check(c, seq, asked._replace(sizes=(rows, cols)))
+
+
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """As `tensor2d`, of the rows of one depth; the gradients' shards once a step over depth."""
+    cols = ("cols",)
+    return merge(
+        [*halves(x, cols, x.residual), *tensor2d.norms(x, cols), *loss(x, cols), *tensor2d.moved_once(x, ("depth", "rows", "cols"))]
+    )
+
+
+TENSOR25D = Strategy("tensor25d", layout, check, cost, "as tensor2d, with the batch over several such meshes", sizes, 3)

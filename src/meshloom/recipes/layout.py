@@ -1,0 +1,46 @@
+"""`meshloom layout`: the picture of a layout for a recipe's own model, in the terminal and as a file.  Allocates nothing and asks for no device."""
+
+import sys
+from pathlib import Path
+
+from meshloom.parallel.table import build, default
+from meshloom.plan.cost import shapes
+from meshloom.plan.draw import Drawing, drawing
+from meshloom.plan.page import check
+from meshloom.plan.picture import draw
+from meshloom.plan.sketch import sketch
+from meshloom.recipes.launch import DTYPES, check_length, kept, model_of, runner
+from meshloom.recipes.run import RunConfig
+from meshloom.runner.run import How
+
+WIDE = 100
+"""Columns where no terminal says how many it has."""
+
+
+def show(
+    config: RunConfig, layout: str | None = None, out: Path | None = None, device: int = 0, devices: int = 8, platform: str = "gpu"
+) -> None:
+    """Prints the picture of a layout and, where `out` is given, writes it there.  layout: a spelling; the recipe's by default.
+    Raises ValueError where the model does not admit it, or the file is neither SVG nor PNG."""
+    from rich.console import Console
+
+    if out:
+        check(out)
+    d = drawn(config, layout, device, devices, platform)
+    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    sketch(d, console)
+    if out:
+        draw(d, out)
+        console.print(f"Written: {out}", soft_wrap=True)
+
+
+def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices: int = 8, platform: str = "gpu") -> Drawing:
+    """What to draw.  device: whose part is shown.  devices: for which `auto` is decided.  platform: which compiler's program."""
+    model, c, _ = model_of(config)
+    check_length(config, c)
+    spelling = config.layout if layout is None else layout
+    spelling = default(devices, c) if spelling == "auto" else spelling
+    seq, how = config.data.seq, How(runner(config, c, platform), config.train.remat)
+    lay = build(spelling, c, seq, platform)
+    x = shapes(model, c, lay, seq, config.batch.sequences, config.batch.micro_batches, how, DTYPES[config.train.precision])
+    return drawing(model, spelling, x, seq, kept(config, model.specs(c)), device)

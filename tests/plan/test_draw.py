@@ -1,0 +1,134 @@
+"""What pictures show is what the layout and the specs say."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from meshloom.core.layout import Layout
+from meshloom.core.mesh import make_mesh
+from meshloom.core.spec import is_spec, spec
+from meshloom.core.tree import named_leaves
+from meshloom.parallel.table import build
+from meshloom.plan.draw import coordinates, cuts, holders, labels, spans, visible
+from meshloom.plan.memory import stored
+from plan.drawn import SPELLINGS, drawn
+from programs import config
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_parts_are_the_layouts(spelling: str) -> None:
+    d = drawn(spelling)
+    model, c = config("llama", layers=3)
+    lay, leaves = build(spelling, c, 16, "gpu"), named_leaves(model.specs(c), is_spec)
+    assert sorted(path for held in d.weights for path in held.paths) == sorted(leaves)
+    assert sum(held.parts[0].bytes for held in d.weights) == stored(lay, model.specs(c))
+    for held in d.weights:
+        rest, step, live, grad = held.parts
+        s, n = leaves[held.paths[0]], len(held.paths)
+        assert [p.shape for p in (rest, step, grad)] == [lay.shard_shape(t, s) for t in ("rest", "step", "grad")]
+        inside = s.axes[0] == "layer"
+        assert live.shape == lay.shard_shape("live", s)[inside:]
+        assert (rest.bytes, grad.bytes) == tuple(4 * n * math.prod(lay.shard_shape(t, s)) for t in ("rest", "grad"))
+        assert (step.bytes, live.bytes) == tuple(2 * n * math.prod(p.shape) for p in (step, live))
+
+
+def test_a_kind_has_the_same_axes_in_any_order() -> None:
+    kinds = {frozenset(held.axes): held.paths for held in drawn("tensor=2").weights}
+    assert kinds[frozenset(("layer", "embed", "heads", "head"))] == ("layers.attn.q", "layers.attn.o")
+    assert kinds[frozenset(("layer", "embed", "ffn"))] == ("layers.mlp.up", "layers.mlp.gate", "layers.mlp.down")
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS[1:6])
+def test_the_marked_piece_and_its_holders_are_jaxs(spelling: str) -> None:
+    """Against the index that JAX's sharding gives each device, for every device and every kind of array."""
+    _, c = config("llama", layers=3)
+    lay = build(spelling, c, 16, "gpu")
+    mesh = np.arange(lay.devices).reshape(tuple(lay.sizes.values()))
+    for device in range(lay.devices):
+        d = drawn(spelling, device=device)
+        assert d.place == dict(zip(lay.sizes, (int(i) for i in np.argwhere(mesh == device)[0])))
+        for held in (*d.weights, *d.acts):
+            for part in held.parts:
+                own = {cut.name: cut.own for cut in part.cuts}
+                same = [
+                    n
+                    for n in range(lay.devices)
+                    if all(a.own == b.own for a, b in zip(part.cuts, _cuts_of(lay, part, n)))
+                ]  # fmt: skip
+                assert holders(d, part.cuts, own) == same and device in same and len(same) == part.copies
+
+
+def _cuts_of(lay: Layout, part, device: int):
+    s = spec({cut.name: cut.size for cut in part.cuts}, " ".join(cut.name for cut in part.cuts))
+    return cuts(lay, part.moment, s, coordinates(lay.sizes, device))
+
+
+def test_pieces_count_as_in_a_sharding_of_jax() -> None:
+    """An axis over two mesh axes: the first named counts slowest."""
+    import jax
+    from jax.sharding import NamedSharding
+
+    lay = Layout({"a": 1, "b": 1}, acts={"batch": ("a", "b")})
+    assert NamedSharding(make_mesh(lay, jax.devices()[:1]), lay.partition("acts", ("batch",))).spec == jax.P(("a", "b"))
+    lay = Layout({"a": 2, "b": 3}, acts={"batch": ("b", "a")})
+    s = spec({"batch": 12}, "batch")
+    owns = [cuts(lay, "acts", s, {"a": a, "b": b})[0].own for a, b in itertools.product(range(2), range(3))]
+    assert owns == [0, 2, 4, 1, 3, 5]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_activations_are_cut_as_their_table_says(spelling: str) -> None:
+    d, (_, c) = drawn(spelling), config("llama", layers=3)
+    lay = build(spelling, c, 16, "gpu")
+    acts = {held.paths[0]: held for held in d.acts}
+    rows = 64 // 2 // lay.size(lay.batch)
+    assert acts["tokens"].parts[0].shape == (rows, 16) and acts["tokens"].parts[0].bytes == rows * 16 * 4
+    assert acts["residual stream"].parts[0].shape == (rows, 16 // lay.size(lay.acts.get("seq", ())), 32)
+    assert acts["queries"].parts[0].shape == (rows, 16, 8 // lay.size(lay.acts.get("heads", ())), 8)
+    assert set(acts) == {"tokens", "residual stream", "input of a layer's half", "queries", "keys, values", "inside the MLP", "logits"}
+
+
+@pytest.mark.parametrize("optimizer, kinds", [("adamw", 2), ("lion", 1)])
+def test_optimizer_state_stands_beside_its_parameters(optimizer: str, kinds: int) -> None:
+    d = drawn("zero1=4", optimizer=optimizer)
+    assert not d.kept
+    q = next(held for held in d.weights if "layers.attn.q" in held.paths)
+    assert q.parts[0].note == f"optimizer: + {kinds * q.parts[0].bytes / 1024:.1f} KiB"
+
+
+def test_factored_state_has_rows_of_its_own() -> None:
+    d = drawn("zero1=4", optimizer="adafactor")
+    said = {line for held in d.kept for line in labels(held.paths)}
+    assert {"optimizer.rows: embed", "optimizer.rows.attn: q, k, v", "optimizer.columns.attn: k, v"} <= said
+    assert {held.axes for held in d.kept} == {
+        ("vocab",), ("embed",), ("layer", "embed"), ("layer", "ffn"), ("layer", "heads", "head"), ("layer", "kv_heads", "head"),
+    }  # fmt: skip
+
+
+def test_logits_exist_a_chunk_at_a_time() -> None:
+    logits = next(held.parts[0] for held in drawn("tensor=2", micro=1, seq=64).acts if held.paths == ("logits",))
+    assert logits.shape == (64, 64, 192) and logits.note == "" and logits.bytes == 64 * 64 * 192 * 4
+
+
+def test_the_mesh_is_explained() -> None:
+    d = drawn("zero3=4 tensor=2 sequence")
+    zero, tensor = d.axes
+    assert (zero.name, zero.size, zero.asked) == ("zero3", 4, "zero3=4") and tensor.asked == "tensor=2 sequence"
+    assert zero.said == "splits embed (rest, step, grad); batch (acts)"
+    assert tensor.said == "splits heads, kv_heads, ffn, vocab (always); seq (acts)"
+    assert "sequence is split" in tensor.what and d.devices == 8
+
+
+def test_refuses_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="There is no device 8: this layout has 8, counted from 0. Use --device 0 to 7."):
+        drawn("data=8", device=8)
+
+
+def test_words_for_people() -> None:
+    assert labels(("embed", "layers.attn.q", "layers.attn.o", "layers.attn_norm")) == ["embed, attn_norm", "attn: q, o"]
+    assert spans([0, 1, 2, 3, 6, 8, 9]) == "0-3 6 8 9"
+    assert visible(4, 3) == [0, 1, 2, 3]
+    assert visible(64, 9, 4) == [0, 1, None, 9, None, 63]
+    assert visible(64, 63, 4) == [0, 1, None, 63]
