@@ -49,7 +49,7 @@ def run(spelling: str, loader: Loader, steps: int) -> tuple[list[float], list[fl
     schedule = make_schedule(ScheduleConfig(kind="constant"), 1e-3, TRAIN.steps)
     step = make_step(MODEL, SMALL, plan, lm(), OptimizerConfig(), schedule, TRAIN, seed=0, per_step=1)
     state, losses, norms = step.start(None), [], []
-    for batch in islice(Feed(step.batch_shardings, 1, ROWS, SEQ).train(loader, start=0), steps):
+    for batch in islice(Feed(plan, ROWS, SEQ).train(loader, start=0), steps):
         state, told = step.run(state, batch)
         losses.append(float(told["loss"] / told["tokens"]))
         norms.append(float(told["norm"]))

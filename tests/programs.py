@@ -1,6 +1,7 @@
 """Small models with everything odd, and their gradient under any layout; shared by the tests of layouts."""
 
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 
 from meshloom.core.batch import Batch
 from meshloom.core.mesh import make_mesh, shardings
+from meshloom.core.order import arranged
 from meshloom.core.spec import abstract, init, is_spec
 from meshloom.core.tree import map_named, named_leaves
 from meshloom.models.table import MODELS
@@ -28,6 +30,11 @@ FAMILIES = {
     "llama_plain": dict(kv_heads=8),
     "gpt2": {},
     "neox": {},
+    "moe": dict(kv_heads=2, head=8, qk_norm=True, experts=8, top=2, expert_ffn=24, balance_loss=0.02, router_z_loss=1e-3),
+    "moe_mixed": dict(
+        **dict(kv_heads=2, head=8, experts=8, top=2, expert_ffn=24, layers=4, moe_layers=(False, True, False, True), tied=False),
+        **dict(balance="sequence", balance_loss=0.02, capacity=1.0, score="sigmoid", bias=True, bias_rate=0.1, shared=1),
+    ),
 }
 
 
@@ -44,7 +51,9 @@ class Gradient(NamedTuple):
 def config(name: str, **more):
     """A model: 257 tokens, 8 query heads, sizes that 8 devices divide."""
     model = MODELS[name.split("_")[0]]
-    return model, model.Config(**{**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more})
+    given = {**dict(layers=2, embed=32, heads=8, ffn=48, vocab=257, max_seq=64), **FAMILIES[name], **more}
+    pattern = {"moe_layers": (given["moe_layers"] * given["layers"])[: given["layers"]]} if "moe_layers" in given else {}
+    return model, model.Config(**{**given, **pattern})
 
 
 def rows(sequences: int, micro: int, vocab: int = 257, seq: int = SEQ) -> Batch:
@@ -78,20 +87,30 @@ def weights(name: str, more: tuple = ()):
 
 @functools.cache
 def gradient(
-    name: str, spelling: str, micro: int = 2, runner: str = "scan", remat: str = "none", sequences: int = 8, more: tuple = ()
+    name: str,
+    spelling: str,
+    micro: int = 2,
+    runner: str = "scan",
+    remat: str = "none",
+    sequences: int = 8,
+    more: tuple = (),
+    seq: int = SEQ,
+    packed: bool = True,
 ) -> Gradient:
     """Gradient, traffic and memory of one small model under one layout; compiled once in a session."""
     model, c = config(name, **dict(more))
-    lay, how = build(spelling, c, SEQ), How(runner, remat)
-    plan = Plan(make_mesh(lay), lay, how, micro, "float32")
-    batch = jax.tree.map(jax.device_put, rows(sequences, micro), batch_shardings(plan))
+    lay, how = build(spelling, c, seq), How(runner, remat)
+    plan = Plan(make_mesh(lay), lay, how, micro, "float32", packed)
+    given = rows(sequences, micro, seq=seq)
+    given = given if packed else replace(given, segments=None)
+    batch = jax.tree.map(jax.device_put, arranged(lay, given), batch_shardings(plan))
     params = jax.tree.map(jax.device_put, weights(name, more), shardings(plan.mesh, lay, "rest", model.specs(c)))
     key = jax.random.key(1) if c.dropout or c.attention_dropout else None
     args = params, batch, key, jnp.float32(1)
     program = jax.jit(make_gradient(model, c, plan, lm(1e-3))).lower(*args).compile(compiler_options=QUICK)
     grads, sums, norm = program(*args)
     found = collectives(program.as_text(), lay.sizes)
-    lines = compare(found, step_cost(spelling, shapes(model, c, lay, SEQ, sequences, micro, how, "float32")))
+    lines = compare(found, step_cost(spelling, shapes(model, c, lay, seq, sequences, micro, how, "float32", packed)))
     host = {path: np.asarray(a) for path, a in named_leaves(grads).items()}
     return Gradient(host, float(sums["loss"] / sums["tokens"]), float(norm), program.memory_analysis().temp_size_in_bytes, lines)
 

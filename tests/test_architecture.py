@@ -24,7 +24,9 @@ def test_the_layers_are_those_of_the_code() -> None:
 
 
 def test_the_files_that_it_names_exist() -> None:
-    for name in re.findall(r"`((?:core|ops|models|parallel|runner|weights|objectives|data|plan|train|serve|recipes)/[a-z_/.0-9]+)`", PAGE):
+    for name in re.findall(
+        r"`((?:core|ops|models|parallel|runner|weights|objectives|data|plan|train|serve|named|recipes)/[a-z_/.0-9]+)`", PAGE
+    ):
         assert (SRC / name).exists(), f"docs/architecture.md names {name}"
 
 

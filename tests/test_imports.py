@@ -13,7 +13,7 @@ LAYERS = (
     ("models", "parallel"),
     ("weights", "runner"),
     ("objectives", "data", "plan"),
-    ("train", "serve"),
+    ("train", "serve", "named"),
     ("recipes",),
     ("cli", "cli_base", "cli_data", "cli_info"),
 )

@@ -33,6 +33,9 @@ LAYOUTS = {
     "sequence": "tensor=4 sequence",
     "tensor2d": "tensor2d=2x2",
     "tensor25d": "tensor25d=2x2x2",
+    "tensor3d": "tensor3d=2x2x2",
+    "context": "context=4",
+    "ulysses": "ulysses=4",
     "product": "zero3=4 tensor=2 sequence",
 }
 """Name of a picture -> the layout that it shows."""

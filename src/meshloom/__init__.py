@@ -1,3 +1,47 @@
-"""Meshloom trains, fine-tunes, compresses and serves language models on any mesh of devices, from one description of a model."""
+"""Meshloom trains, fine-tunes, compresses and serves language models on any mesh of devices, from one description of a model.
+
+The package itself is a language for distributed tensor programs: `import meshloom as ml`, then `ml.einsum(x, w, out="batch hidden")`. Its names
+are imported when they are first used, so that commands start quickly."""
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    # module of meshloom.named: its names that stand here
+    "tensor": "Tensor tensor spec init",
+    "elementwise": "map astype",
+    "product": "einsum",
+    "reduce": "sum mean max min any all logsumexp softmax log_softmax argmax top_k sort",
+    "shape": "rename split merge slice pad concat shift cumsum",
+    "index": "take one_hot range zeros full",
+    "program": "program legal grad value_and_grad",
+    "explain": "explain",
+    "params": "shard",
+    "step": "make_step",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str):
+    """A name of the language, or one of JAX's elementwise functions (`named.elementwise.FUNCTIONS`) on tensors."""
+    from importlib import import_module
+
+    if name.startswith("_") or name in _NEVER:
+        raise AttributeError(f"module 'meshloom' has no attribute '{name}'")
+    if name in _HOME:
+        value = getattr(import_module(f"meshloom.named.{_HOME[name]}"), name)
+    else:
+        elementwise = import_module("meshloom.named.elementwise")
+        if name not in elementwise.FUNCTIONS:
+            from meshloom.core.config import unknown
+
+            raise AttributeError(unknown("name in meshloom,", name, (*_HOME, *elementwise.FUNCTIONS)))
+        value = elementwise.of(name)
+    globals()[name] = value
+    return value
+
+
+_NEVER = {"main", "pytest_plugins"}
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *_HOME))

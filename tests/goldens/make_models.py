@@ -28,6 +28,7 @@ def rope(kind: str, **values) -> dict:
 
 LLAMA3 = dict(factor=4.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(factor=4.0, original_max_position_embeddings=16)
+QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20)
 CASES = {
     "llama": ("llama", dict(GROUPED, tie_word_embeddings=False)),
     "llama_tied_biases": ("llama", dict(GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
@@ -58,6 +59,12 @@ CASES = {
     "gpt2": ("gpt2", dict(SIZES)),
     "gpt2_untied_relu": ("gpt2", dict(SIZES, tie_word_embeddings=False, activation_function="relu", n_inner=44)),
     "gpt2_tanh": ("gpt2", dict(SIZES, num_hidden_layers=1, activation_function="tanh")),
+    "moe_mixtral": ("mixtral", dict(GROUPED, num_local_experts=5, num_experts_per_tok=2, sliding_window=9)),
+    "moe_qwen3": (
+        "qwen3_moe",
+        dict(GROUPED, **QWEN3_MOE, num_hidden_layers=3, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True),
+    ),
+    "moe_qwen3_step": ("qwen3_moe", dict(GROUPED, **QWEN3_MOE, norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True)),
     "neox": (
         "gpt_neox",
         dict(SIZES, intermediate_size=44, rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.25)),
@@ -89,6 +96,8 @@ def old_schema(c: dict) -> dict:
             c["rotary_pct" if neox else "partial_rotary_factor"] = part
         # before 4.43 the key was "type"; linear and dynamic scaling are of that time
         c["rope_scaling"] = {"type" if kind in ("linear", "dynamic") else "rope_type": kind, **rope} if kind != "default" else None
+    if c["model_type"] == "qwen3_moe":
+        c["num_experts"] = c.pop("num_local_experts")
     if "max_window_layers" in c and c["layer_types"] == [F if i < c["max_window_layers"] else S for i in range(2)]:
         del c["layer_types"]
     return c

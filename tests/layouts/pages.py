@@ -32,15 +32,16 @@ def splits(names: str) -> str:
     return table(("strategy", *TABLES), rows)
 
 
-def quickstart():
-    """The model of the quickstart recipe."""
-    model, c, _ = model_of(load_recipe("quickstart"))
-    return model, c
+def shown(text: str):
+    """The model and the rest of a mark: of the recipe that stands before a colon and a space, else of quickstart."""
+    recipe, _, rest = text.partition(": ")
+    model, c, _ = model_of(load_recipe(recipe if rest else "quickstart"))
+    return model, c, rest or text
 
 
-def traffic(spelling: str) -> str:
-    """What one step of the quickstart model moves."""
-    model, c = quickstart()
+def traffic(text: str) -> str:
+    """What one step of the model moves."""
+    model, c, spelling = shown(text)
     layout = build(spelling, c, SEQ)
     cost = step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32"))
     rows = [(m.why, m.kind, " x ".join(m.axes), f"{m.count:,}", f"{m.bytes:,}", f"{wire_bytes(m, layout):,.0f}") for m in cost]
@@ -49,8 +50,9 @@ def traffic(spelling: str) -> str:
 
 
 def across(spellings: str) -> str:
-    """What one device sends in a step of the quickstart model, by the mesh axes over which it goes."""
-    (model, c), rows = quickstart(), []
+    """What one device sends in a step of the model, by the mesh axes over which it goes."""
+    model, c, spellings = shown(spellings)
+    rows = []
     for spelling in spellings.split(", "):
         layout, sent = build(spelling, c, SEQ), {}
         for m in step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32")):
@@ -61,8 +63,8 @@ def across(spellings: str) -> str:
 
 
 def memory(spellings: str) -> str:
-    """Bytes of the quickstart model's parameters on one device between steps."""
-    model, c = quickstart()
+    """Bytes of the model's parameters on one device between steps."""
+    model, c, spellings = shown(spellings)
     rows = []
     for spelling in spellings.split(", "):
         assert parse(spelling) is not None

@@ -8,6 +8,7 @@ import pytest
 
 from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh
+from meshloom.core.order import arrange
 from meshloom.core.spec import is_spec, spec
 from meshloom.core.tree import named_leaves
 from meshloom.parallel.table import build
@@ -83,7 +84,7 @@ def test_activations_are_cut_as_their_table_says(spelling: str) -> None:
     d, (_, c) = drawn(spelling), config("llama", layers=3)
     lay = build(spelling, c, 16, "gpu")
     acts = {held.paths[0]: held for held in d.acts}
-    rows = 64 // 2 // lay.size(lay.batch)
+    rows = 64 // lay.size(lay.batch)
     assert acts["tokens"].parts[0].shape == (rows, 16) and acts["tokens"].parts[0].bytes == rows * 16 * 4
     assert acts["residual stream"].parts[0].shape == (rows, 16 // lay.size(lay.acts.get("seq", ())), 32)
     assert acts["queries"].parts[0].shape == (rows, 16, 8 // lay.size(lay.acts.get("heads", ())), 8)
@@ -112,6 +113,25 @@ def test_logits_exist_a_chunk_at_a_time() -> None:
     assert logits.shape == (64, 64, 192) and logits.note == "" and logits.bytes == 64 * 64 * 192 * 4
 
 
+def test_tokens_of_a_ring_are_those_that_the_host_gives_a_device() -> None:
+    for spelling, device in (("context=4", 1), ("context=2 ulysses=2", 2)):
+        d, lay = drawn(spelling, device=device), build(spelling, config("llama", layers=3)[1], 16, "gpu")
+        tokens = next(held.parts[0] for held in d.acts if held.paths == ("tokens",))
+        place = sorted(np.split(arrange(lay, np.arange(16)), 4)[device])
+        assert tokens.note == f"places {spans(place)}"
+
+
+def test_heads_are_split_further_inside_attention() -> None:
+    acts = {held.paths[0]: held.parts[0] for held in drawn("ulysses=2 tensor=2").acts}
+    assert acts["queries"].shape == (64, 8, 4, 8) and acts["queries in attention"].shape == (64, 16, 2, 8)
+    assert "queries in attention" not in {held.paths[0] for held in drawn("context=2").acts}
+
+
+def test_embed_is_whole_inside_a_layer_unless_its_weights_are_split() -> None:
+    shape = lambda spelling: next(held.parts[0].shape for held in drawn(spelling).acts if held.paths == ("input of a layer's half",))
+    assert shape("tensor2d=2x2") == (32, 16, 32) and shape("tensor3d=2x2x2") == (32, 16, 16)
+
+
 def test_the_mesh_is_explained() -> None:
     d = drawn("zero3=4 tensor=2 sequence")
     zero, tensor = d.axes
@@ -119,6 +139,8 @@ def test_the_mesh_is_explained() -> None:
     assert zero.said == "splits embed (rest, step, grad); batch (acts)"
     assert tensor.said == "splits heads, kv_heads, ffn, vocab (always); seq (acts)"
     assert "sequence is split" in tensor.what and d.devices == 8
+    rows, cols = drawn("tensor2d=2x2").axes
+    assert (rows.asked, cols.asked) == ("tensor2d=2x2",) * 2 and "matrices" in rows.what and cols.what == ""
 
 
 def test_refuses_a_device_that_is_not_there() -> None:

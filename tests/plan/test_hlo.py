@@ -32,6 +32,11 @@ CASES = {
         P(("a", "b")),
         {("collective-permute", ("b",)): (1, 128)},
     ),
+    "shift along both": (
+        lambda x: lax.ppermute(x, ("a", "b"), [(i, (i + 1) % 8) for i in range(8)]),
+        P(("a", "b")),
+        {("collective-permute", ("a", "b")): (1, 128)},
+    ),
     "none": (lambda x: x * 2, P(("a", "b")), {}),
 }
 

@@ -43,7 +43,7 @@ def test_svg_names_mesh_axes_arrays_and_collectives(tmp_path: Path) -> None:
         assert held.paths[0] in said
     for m in (*d.traffic.layer, *d.traffic.micro, *d.traffic.once):
         assert m.kind in said and any(line.startswith(m.why) for line in said)
-    assert (tmp_path / "a.svg").read_text().count('id="device ') == 8
+    assert (tmp_path / "a.svg").read_text().count('id="device-') == 8
 
 
 def test_one_device_is_drawn_too(tmp_path: Path) -> None:

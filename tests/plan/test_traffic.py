@@ -4,16 +4,18 @@ import pytest
 
 from meshloom.parallel.table import STRATEGIES, build
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
-from meshloom.plan.traffic import traffic
+from meshloom.plan.traffic import traffic, twice
 from meshloom.runner.run import How
 from plan.drawn import SPELLINGS, example
 from programs import FAMILIES, config
 
 
-def of(spelling: str, family: str = "llama", micro: int = 2, how: How = How(), platform: str = "gpu", layers: int = 3):
-    model, c = config(family, layers=layers)
-    x = shapes(model, c, build(spelling, c, 16, platform), 16, 128, micro, how, "bfloat16")
-    return model, x, traffic(model, spelling, x)
+def of(spelling: str, family: str = "llama", micro: int = 2, how: How = How(), platform: str = "gpu", **more):
+    """The model, the shapes of a step of 64 sequences a micro-batch, its traffic in parts."""
+    model, c = config(family, **{"layers": 3, **more})
+    lay = build(spelling, c, 16, platform)
+    step = lambda c, micro: shapes(model, c, lay, 16, 64 * micro, micro, how, "bfloat16")
+    return model, step(c, micro), traffic(model, c, spelling, step, micro)
 
 
 CASES = dict.fromkeys([*((spelling, family) for spelling in SPELLINGS for family in FAMILIES), *(example(name) for name in STRATEGIES)])
@@ -57,6 +59,23 @@ def test_a_layer_of_zero3_by_hand() -> None:
     ]
     assert [m.back for m in t.layer] == [False, True, True]
     assert [(m.kind, m.bytes) for m in t.micro] == [("all-gather", 2 * (384 + 1) * 32), ("reduce-scatter", 2 * (384 + 1) * 32)]
+
+
+def test_layers_that_differ_are_shown_as_their_pattern() -> None:
+    """Two layers that repeat are one unit; where nothing repeats, all layers are."""
+    _, x, t = of("tensor=4", layers=4, window=8, windowed_layers=(True, False) * 2)
+    size = 64 * 16 * 32 * 2
+    assert (t.repeats, t.layer[0].count, t.layer[0].bytes) == (2, 4, 4 * size)
+    assert t.parts[0][0] == "2 layers together, in one micro-batch (x 2 of 4 layers, x 2 micro-batches)" and t.parts[0][1] == 4
+    _, x, t = of("tensor=4", layers=9, window=8, windowed_layers=(True,) * 4 + (False,) * 5)
+    assert (t.repeats, t.layer[0].count) == (1, 18) and t.sent == pytest.approx(
+        sum(wire_bytes(c, x.layout) for c in step_cost("tensor=4", x))
+    )
+
+
+def test_twice_as_many_layers() -> None:
+    c = config("llama_plain", layers=3)[1].model_copy(update={"windowed_layers": (True, False, True)})
+    assert (twice(c).layers, twice(c).windowed_layers) == (6, (True, False, True) * 2) and twice(c, 1) == c
 
 
 def test_an_array_of_all_layers_moves_once_a_step() -> None:

@@ -10,7 +10,6 @@ from meshloom.parallel.table import build
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.feed import Feed
-from meshloom.train.gradient import batch_shardings
 from tiny import recipe
 
 SEQ = 4
@@ -19,7 +18,7 @@ SEQ = 4
 def feed(spelling: str, micro: int, rows: int, tmp_path, packed: bool = True) -> Feed:
     c = recipe(tmp_path).model.config
     layout = build(spelling, c, SEQ)
-    return Feed(batch_shardings(Plan(make_mesh(layout), layout, How(), micro, "float32", packed)), micro, rows, SEQ)
+    return Feed(Plan(make_mesh(layout), layout, How(), micro, "float32", packed), rows, SEQ)
 
 
 def rows(n: int) -> Rows:

@@ -9,7 +9,6 @@ from meshloom.core.mesh import shardings
 from meshloom.core.spec import init
 from meshloom.recipes import launch
 from meshloom.train.feed import Feed
-from meshloom.train.gradient import batch_shardings
 from meshloom.train.score import Score, make_score, score
 from tiny import recipe
 
@@ -36,7 +35,7 @@ def test_batch_and_layout_do_not_matter(tmp_path):
             jax.random.key(0),
             shardings(plan.mesh, plan.layout, "rest", chosen.model.specs(chosen.config)),
         )
-        feed = Feed(batch_shardings(plan._replace(micro=1)), 1, rows, config.data.seq)
+        feed = Feed(plan, rows, config.data.seq, micro=1)
         got[spelling, rows] = score(make_score(chosen.model, chosen.config, plan), params, feed.once(sets.valid))
     first = got["", 1]
     assert first.tokens == sum(p.stream.ends[-1] - len(p.stream.ends) for p in sets.valid.parts), "all but each document's first token"

@@ -20,7 +20,7 @@ def program(tmp_path, **over):
     schedule = make_schedule(config.schedule, config.optimizer.lr, 10)
     step = make_step(chosen.model, chosen.config, chosen.plan, lm(config.train.z_loss), config.optimizer, schedule, config.train, 0, 1)
     data = launch.prepare(config, chosen.config.vocab, progress=False).sets.train
-    batch = next(Feed(step.batch_shardings, chosen.plan.micro, config.batch.sequences, config.data.seq).train(data, 0))
+    batch = next(Feed(chosen.plan, config.batch.sequences, config.data.seq).train(data, 0))
     return step, batch
 
 

@@ -63,6 +63,16 @@ class Layout:
         return tuple(dict.fromkeys((*self.batch, *self.acts.get("whole_seq", ()))))
 
     @property
+    def ring(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence inside attention too: keys and values go around them."""
+        return self.acts.get("attend_seq", ())
+
+    @property
+    def exchange(self) -> tuple[str, ...]:
+        """Mesh axes that split the sequence outside attention and heads inside it."""
+        return tuple(a for a in self.acts.get("whole_seq", ()) if a not in self.ring)
+
+    @property
     def inner(self) -> tuple[str, ...]:
         """Mesh axes that split the batch inside a layer, beside those that split it everywhere."""
         return self.acts.get("work_batch", ())
@@ -79,8 +89,8 @@ class Layout:
 
     @property
     def work(self) -> tuple[str, ...]:
-        """Mesh axes that split a layer's work: those of the live weights (tensor parallelism)."""
-        return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes))
+        """Mesh axes that split a layer's work on the same tokens: those of the live weights (tensor parallelism) that split no tokens."""
+        return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes if axis not in self.tokens))
 
     def even(self, rows: int) -> int:
         """`rows` of a batch, rounded up to what the devices that split it share evenly."""

@@ -90,6 +90,13 @@ def _part(lay: Layout, x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Arr
     return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * size, size, dim)
 
 
+def whole_rows(lay: Layout, x: jax.Array | None) -> jax.Array | None:
+    """Small facts of each token [batch, whole_seq], such as its document's number, of all tokens of the row, in the devices' order; None where
+    nothing is split, or there is nothing."""
+    axes = lay.acts.get("whole_seq", ())
+    return lax.all_gather(x, axes, axis=1, tiled=True) if axes and x is not None else None
+
+
 def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
     """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
     (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
@@ -110,7 +117,7 @@ def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
     return lax.all_gather(w, axes, axis=1, tiled=True) if axes else w
 
 
-INSIDE = frozenset(("heads", "kv_heads", "head", "ffn"))
+INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 

@@ -16,6 +16,7 @@ AXES = {
     "B": "work_batch",
     "t": "seq",
     "T": "whole_seq",
+    "s": "attend_seq",
     "d": "embed",
     "D": "whole_embed",
     "f": "ffn",
@@ -25,9 +26,14 @@ AXES = {
     "v": "vocab",
     "l": "layer",
     "p": "position",
+    "e": "expert",
+    "m": "expert_ffn",
+    "r": "router",
 }
-"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that inside attention and MLP; likewise
-`batch` and `work_batch`, which mesh axes may split beside those of `batch`. `whole_embed` is embed where the head needs it whole."""
+"""The letter of each array axis in an einsum. `seq` is the sequence of the residual stream, `whole_seq` that of a layer's matrices, `attend_seq` that
+inside attention, whose heads may be split further in exchange; likewise `batch` and `work_batch`, which mesh axes may split beside those of
+`batch`. `whole_embed` is embed where the head needs it whole. `router` are the experts as a router scores them: whole where
+`expert`, the experts' own weights, is split."""
 
 
 class Init(NamedTuple):
@@ -47,6 +53,7 @@ ROLES = {
     "added": "only added (a bias): the backward pass needs it only to compute again what comes after it",
     "ends first half": "added last in a layer's first half, to what is then added to the residual stream",
     "ends layer": "added last in a layer's second half: nothing in the layer comes after it",
+    "settled": "has no gradient: changed after a step by what its layer told (models.base.Model.settle)",
 }
 """What a parameter does in its layer, as far as this decides what has to be moved."""
 
@@ -56,7 +63,7 @@ class Spec:
     """One array not yet made. Deliberately not a registered pytree, so `jax.tree` sees it as a leaf.
 
     shape, axes: size and name of each axis. used: the part that is not padding (a prefix along each axis); padding starts at zero and stays there.
-    role: of a parameter, a row of ROLES.
+    role: of a parameter, a row of ROLES. exact: of a parameter, whether a step keeps it in its own type whatever the arithmetic's is.
     """
 
     shape: tuple[int, ...]
@@ -65,6 +72,7 @@ class Spec:
     dtype: str
     used: tuple[int, ...]
     role: str = "factor"
+    exact: bool = False
 
     @property
     def size(self) -> int:

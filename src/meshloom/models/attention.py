@@ -10,13 +10,17 @@ from jax import lax
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import dot, put
+from meshloom.core.order import places
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
 from meshloom.models.parts import plus
 from meshloom.ops import rope
 from meshloom.ops.attention import KERNELS, Case, choose, kv_index
 from meshloom.ops.dropout import AttentionDropout, at
+from meshloom.ops.exchange import needed_heads, repeated, to_heads, to_tokens
+from meshloom.ops.mask import Pair
 from meshloom.ops.norm import rms_norm
+from meshloom.ops.ring import ring_attention
 
 
 @pytree
@@ -69,9 +73,8 @@ def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, 
         cache = KV(_write(ctx.cache.k, k, ctx.slots.start), _write(ctx.cache.v, v, ctx.slots.start))
         k, v, segments, positions = cache.k, cache.v, (ctx.segments, ctx.slots.segments), (ctx.positions, ctx.slots.positions)
     k, v = own_heads(c, lay, q, k), own_heads(c, lay, q, v)
-    dropout = _dropout(c, lay, q, ctx)
-    row = _kernel(lay, kind, q, k, segments is not None, positions is not None, dropout is not None)
-    y = row(q, k, v, scale=c.head**-0.5, window=kind.window, segments=segments, positions=positions, dropout=dropout)
+    split = lay.acts.get("whole_seq")
+    y = _split(c, lay, kind, q, k, v, ctx) if split else _whole(c, lay, kind, q, k, v, ctx, segments, positions)
     return plus(dot(lay, "BThk,hkd->btd", y, w.o), w.o_bias), cache
 
 
@@ -83,27 +86,56 @@ def _own_rows(lay: Layout, ctx: Ctx) -> Ctx:
     slots = ctx.slots
     if slots is not None:
         slots = dataclasses.replace(slots, segments=take(slots.segments), positions=take(slots.positions))
-    mine = {name: take(getattr(ctx, name)) for name in ("segments", "positions", "rotary", "samples")}
+    mine = {name: take(getattr(ctx, name)) for name in ("segments", "positions", "rotary", "samples", "documents")}
     return dataclasses.replace(ctx, **mine, slots=slots)
 
 
+def _whole(
+    c: ModelConfig,
+    lay: Layout,
+    kind: Kind,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    ctx: Ctx,
+    segments: Pair | None,
+    positions: Pair | None,
+) -> jax.Array:
+    """Attention where this device has all tokens that its queries may see."""
+    dropout = _dropout(c, lay, q, ctx)
+    row = _kernel(lay, kind, q, k, segments is not None, positions is not None, dropout is not None)
+    return row(q, k, v, scale=c.head**-0.5, window=kind.window, segments=segments, positions=positions, dropout=dropout)
+
+
+def _split(c: ModelConfig, lay: Layout, kind: Kind, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Ctx) -> jax.Array:
+    """Attention where devices hold parts of the sequence: heads in exchange for it over some mesh axes, a ring over others, or both."""
+    if lay.exchange:
+        q, k, v = (to_heads(x, lay.exchange, lay.size(lay.exchange)) for x in (q, k, v))
+    if lay.ring:
+        how = dict(axes=lay.ring, ring=lay.size(lay.ring), scale=c.head**-0.5, window=kind.window)
+        y = ring_attention(q, k, v, segments=ctx.documents, dropout=_dropout(c, lay, q, ctx), **how)
+    else:
+        y = _whole(c, lay, kind, q, k, v, ctx, None if ctx.documents is None else (ctx.documents, ctx.documents), None)
+    return to_tokens(y, lay.exchange) if lay.exchange else y
+
+
 def own_heads(c: ModelConfig, lay: Layout, q: jax.Array, kv: jax.Array) -> jax.Array:
-    """Each local query head's key (or value) head, where query heads are split over more devices than there are key/value heads to split."""
+    """The key (or value) heads of the local query heads, where these are split over more devices than there are key/value heads to split: one
+    that all share, or one for each."""
     if not lay.acts.get("heads") or lay.acts.get("kv_heads"):
         return kv
-    return jnp.take(kv, kv_index(_first_head(lay, q), q.shape[2], c.heads, c.kv_heads), axis=2)
-
-
-def _first_head(lay: Layout, q: jax.Array) -> jax.Array | int:
-    """The number in the whole of this device's first query head."""
-    axes = lay.acts.get("heads", ())
-    return lax.axis_index(axes) * q.shape[2] if axes else 0
+    axes, own = lay.acts["heads"], q.shape[2]
+    needed = needed_heads(c.heads, c.kv_heads, lay.size(axes), False)
+    return jnp.take(kv, kv_index(lax.axis_index(axes) * own, needed, c.heads, c.kv_heads), axis=2)
 
 
 def training_row(c: ModelConfig, lay: Layout, kind: Kind, rows: int, seq: int, packed: bool, dtype: str) -> str:
     """Which attention row a training step takes, and why not those before it: one sentence for the plan.  rows: of a micro-batch on one device."""
-    heads = c.heads // lay.size(lay.acts.get("heads", ()))
-    kv_heads = c.kv_heads // lay.size(lay.acts.get("kv_heads", ())) if lay.acts.get("kv_heads") or heads == c.heads else heads
+    tensor, many = lay.size(lay.acts.get("heads", ())), lay.size(lay.exchange)
+    heads = c.heads // tensor // many
+    kv_heads = repeated(needed_heads(c.heads, c.kv_heads, tensor, bool(lay.acts.get("kv_heads"))), many) // many
+    if lay.ring:
+        return f"attention in a ring of {lay.size(lay.ring)} devices, {heads} heads ({kv_heads} for keys) on each (no row of the table sends keys around)"
     drops = c.attention_dropout > 0
     choice = choose(Case(lay.platform, seq, seq, heads, kv_heads, c.head, dtype, rows, kind.window is not None, packed, False, drops))
     return choice._replace(passed_over=tuple(row for row in choice.passed_over if row[0] != "decode")).explain()
@@ -139,6 +171,8 @@ def _dropout(c: ModelConfig, lay: Layout, q: jax.Array, ctx: Ctx) -> AttentionDr
     """The dropout of the attention weights in training."""
     if ctx.key is None or not c.attention_dropout:
         return None
-    rows = jnp.arange(q.shape[1])
+    axes = (*lay.acts.get("heads", ()), *lay.exchange)
+    heads = (lax.axis_index(axes) * q.shape[2] if axes else 0) + jnp.arange(q.shape[2])
+    rows = places(lay, "attend_seq", q.shape[1])
     key = at(jax.random.fold_in(ctx.key, ctx.layer), "attention/weights")
-    return AttentionDropout(c.attention_dropout, key, ctx.samples, _first_head(lay, q) + jnp.arange(q.shape[2]), rows, rows)
+    return AttentionDropout(c.attention_dropout, key, ctx.samples, heads, rows, rows)

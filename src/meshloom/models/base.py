@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from pydantic import Field, model_validator
@@ -16,6 +16,9 @@ from meshloom.core.tree import Tree, pytree
 
 class ModelConfig(Section):
     """Sizes and constants that every family has. A family adds its own."""
+
+    mixing: ClassVar[str] = "attention"
+    """What mixes tokens in the family's blocks: "attention" is `models.attention.attend`. A layer of another name is refused where the sequence is split."""
 
     layers: int = Field(ge=1)
     """Blocks."""
@@ -79,8 +82,9 @@ class ModelConfig(Section):
         """Rows of the embedding, padding included."""
         return -(-self.vocab // self.vocab_multiple) * self.vocab_multiple
 
-    def spec(self, axes: str, init: Init | None = None) -> Spec:
-        """The Spec of a parameter with these axis names; weights start normal with init_std unless told otherwise."""
+    def spec(self, axes: str, init: Init | None = None, **more: int) -> Spec:
+        """The Spec of a parameter with these axis names; weights start normal with init_std unless told otherwise.
+        more: sizes of axes that only some families have, or that differ in this parameter."""
         sizes = dict(
             embed=self.embed,
             heads=self.heads,
@@ -90,6 +94,7 @@ class ModelConfig(Section):
             vocab=self.vocab_padded,
             position=self.max_seq,
         )
+        sizes.update(more)
         return spec(sizes, axes, Init(self.init_std) if init is None else init, used={"vocab": self.vocab})
 
     def gain(self, axes: str, role: str = "norm") -> Spec:
@@ -102,12 +107,20 @@ class ModelConfig(Section):
 
 
 class Kind(NamedTuple):
-    """What may differ from layer to layer without changing a parameter's shape."""
+    """What may differ from layer to layer. Parameters of other shapes lie in other stacks: `stack` names the field of the model's `layers` that
+    holds this layer's; "": all layers are one stack, `layers` itself."""
 
     window: int | None = None
     """Keys that a query sees, itself included; None: all before it."""
     rotary: bool = True
     """Whether this layer turns its queries and keys by position."""
+    stack: str = ""
+    """Which stack of parameters it is in."""
+
+
+def stack_of(layers: Tree, name: str) -> Tree:
+    """One stack of a model's `layers`."""
+    return getattr(layers, name) if name else layers
 
 
 def alike(c: ModelConfig) -> tuple[Kind, ...]:
@@ -139,6 +152,8 @@ class Ctx:
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
     training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
+    told: what this layer says to the objective beside its output (a router's load), or None.
     """
 
     segments: jax.Array
@@ -149,6 +164,8 @@ class Ctx:
     layer: jax.Array | int
     cache: KV | None
     slots: Slots | None
+    documents: jax.Array | None = None
+    told: Any = None
 
 
 def context(batch: Batch, key: jax.Array | None) -> Ctx:
@@ -160,12 +177,30 @@ class Row(NamedTuple):
     """One line of a family's map to Hugging Face names, read both ways.
 
     ours: path of our parameter, or several that `theirs` holds in one tensor (axis `n` of `form` counts them). `{layer}` in theirs marks a
-    stack. form: how theirs becomes ours, as in einops: "(h k) d -> d h k". An empty `ours` marks a buffer of theirs that is passed over.
+    stack of layers, `{expert}` beside it one of experts. form: how theirs becomes ours, as in einops: "(h k) d -> d h k". An empty `ours` marks a
+    buffer of theirs that is passed over. layers: the model's numbers of a stack's layers; none: from 0 on.
     """
 
     ours: str | tuple[str, ...]
     theirs: str
     form: str
+    layers: tuple[int, ...] = ()
+
+
+class Sizes(NamedTuple):
+    """What is added up of what layers tell, every micro-batch, fp32 numbers. load: over all devices, once. parts: over those of a layer's work, once.
+    layers, row: in each of so many layers so many a sequence, over the devices that split sequences. sums: names for the log beside."""
+
+    load: int = 0
+    parts: int = 0
+    layers: int = 0
+    row: int = 0
+    sums: int = 0
+
+
+def _nothing_told(c: Any, lay: Layout, told: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """Of a family whose layers tell nothing."""
+    return 0.0, {}
 
 
 def _unknown_there(*given: Any) -> Any:
@@ -194,8 +229,18 @@ class Model(NamedTuple):
     """c -> whether both halves of a layer read the same input and are added together."""
     wide: Callable[[Any], int] = lambda c: c.ffn
     """c -> features of a token that the matrices inside a layer's second half make (its MLP's; of all experts that a token goes through)."""
+    active: Callable[[Any, Spec], float] = lambda c, s: 1.0
+    """c, a parameter's Spec -> the part of it that a token goes through."""
     hf: Callable[[Any], tuple[Row, ...]] = lambda c: ()
     """c -> the rows of its Hugging Face map. None: it has no counterpart there and is not exported."""
+    fused: Callable[[Any], tuple[Row, ...]] = lambda c: ()
+    """c -> the rows of a second map, of checkpoints that hold all experts of a layer in one tensor; none: there is only one."""
+    told: Callable[[Any], Sizes] = lambda c: Sizes()
+    """c -> sizes of what its layers tell."""
+    extra: Callable[[Any, Layout, Any], tuple[Any, dict[str, jax.Array]]] = _nothing_told
+    """c, lay, what the layers told (stacked) -> what is added to the loss's sum over this device's rows, and named sums for the log."""
+    settle: Callable[[Any, Tree, dict[str, jax.Array]], Tree] = lambda c, params, sums: params
+    """c, parameters after a step's update, the step's sums -> parameters: what is learnt without a gradient."""
     from_hf: Callable[[dict], Any] = _unknown_there
     """config.json, either schema -> c."""
     to_hf: Callable[[Any, bool], dict] = _unknown_there

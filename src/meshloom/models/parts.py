@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import add_up, dot, put, split_seq
+from meshloom.core.leaf import add_up, dot, put
+from meshloom.core.order import places
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
 from meshloom.ops.act import ACTIVATIONS, GATED
@@ -32,10 +33,11 @@ class GatedMlp:
     down_bias: Any
 
     @staticmethod
-    def specs(c: ModelConfig, bias: bool = False) -> "GatedMlp":
-        """The Specs of one layer."""
+    def specs(c: ModelConfig, bias: bool = False, ffn: int | None = None) -> "GatedMlp":
+        """The Specs of one layer.  ffn: a width other than the configuration's."""
         wide, narrow = (c.zeros("ffn"), c.zeros("embed", "ends layer")) if bias else (None, None)
-        return GatedMlp(c.spec("embed ffn"), c.spec("embed ffn"), c.spec("ffn embed"), wide, wide, narrow)
+        into, out = (c.spec(axes, ffn=ffn or c.ffn) for axes in ("embed ffn", "ffn embed"))
+        return GatedMlp(into, into, out, wide, wide, narrow)
 
 
 def plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -118,7 +120,7 @@ def drop(c: ModelConfig, lay: Layout, x: jax.Array, ctx: Ctx, place: str) -> jax
     """Dropout of the residual stream in training.  x: (batch seq embed).  place: names the mask; each layer has its own."""
     if ctx.key is None or not c.dropout:
         return x
-    cells = Cells(ctx.samples, _numbers(split_seq(lay), x.shape[1]), _numbers(lay.stream, x.shape[2]))
+    cells = Cells(ctx.samples, places(lay, "seq", x.shape[1]), _numbers(lay.stream, x.shape[2]))
     return dropout(x, at(jax.random.fold_in(ctx.key, ctx.layer), place), c.dropout, cells)
 
 

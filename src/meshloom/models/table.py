@@ -4,12 +4,17 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from meshloom.models import gpt2, llama, llama_hf, neox
+from meshloom.models import gpt2, llama, llama_hf, moe, moe_hf, neox
 from meshloom.models.base import Model
 
-MODELS = {m.name: m for m in (gpt2.MODEL, neox.MODEL, llama.MODEL)}
+MODELS = {m.name: m for m in (gpt2.MODEL, neox.MODEL, llama.MODEL, moe.MODEL)}
 """Our name of each family -> the family."""
-HF_TYPES = {"gpt2": gpt2.MODEL, "gpt_neox": neox.MODEL, **dict.fromkeys(llama_hf.DEFAULTS, llama.MODEL)}
+HF_TYPES = {
+    "gpt2": gpt2.MODEL,
+    "gpt_neox": neox.MODEL,
+    **dict.fromkeys(llama_hf.DEFAULTS, llama.MODEL),
+    **dict.fromkeys(moe_hf.DEFAULTS, moe.MODEL),
+}
 """Hugging Face's model_type -> the family."""
 
 

@@ -37,13 +37,14 @@ def lm(z_loss: float = 0.0) -> Objective:
 
     def objective(bound: Bound, w: Tree, whole: Tree, batch: Batch, key: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         model, c, lay, how = bound
-        x, outer, _ = hidden(model, c, lay, w, whole, batch.tokens, context(batch, key), how)
+        x, outer, _, told = hidden(model, c, lay, w, whole, batch.tokens, context(batch, key), how)
         x = put(lay, "btd->BTD", x).reshape(-1, c.embed)
         axes = lay.acts.get("vocab", ())
         targets, weights = (put(lay, "bT->BT", a) for a in (batch.targets, batch.weights))
         head = whole_embed(lay, unembed(outer))
         chunks = chunk_count(x.shape[0], head.shape[0], lay.platform)
         sums = cross_entropy(x, head, targets.reshape(-1), weights.reshape(-1), vocab=c.vocab, axes=axes, chunks=chunks, z_loss=z_loss)
-        return sums.total, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(weights)}
+        extra, more = model.extra(c, lay, told)
+        return sums.total + extra, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(weights), **more}
 
     return objective

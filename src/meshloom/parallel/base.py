@@ -29,10 +29,11 @@ class Collective(NamedTuple):
 class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
-    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch.
-    micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
+    specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide: the model's, see models.base.Model.
+    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
+    windows: of each layer (None: none). packed: whether rows hold several documents.
     """
 
     specs: Tree
@@ -43,15 +44,26 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: int
+    merged: Mapping[str, int]
     sums: int
     parallel: bool
     wide: int
+    windows: tuple[int | None, ...]
+    packed: bool
+    told: Any
 
     @property
     def width(self) -> int:
         """Bytes of one number of the arithmetic."""
         return jnp.dtype(self.dtype).itemsize
+
+    def width_of(self, s: Spec) -> int:
+        """Bytes of one number of a parameter in a step."""
+        return jnp.dtype(s.dtype).itemsize if s.exact else self.width
+
+    def merged_in(self, path: str) -> int:
+        """`merged` of the stack of layers that a parameter is in."""
+        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
 
     @property
     def residual(self) -> int:
@@ -85,6 +97,10 @@ class Asked(NamedTuple):
         return math.prod(self.sizes)
 
 
+def fits_always(c: Any, seq: int, lay: Layout) -> None:
+    """The `fits` of a strategy that no other one can get in the way of."""
+
+
 def one_axis(n: int) -> tuple[int]:
     """The sizes of a strategy with one mesh axis."""
     return (n,)
@@ -96,7 +112,9 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. beside: the strategy whose devices this one uses instead of a number of its own.
+    options: option -> what it does, in a phrase. finish: option -> what it makes of the whole layout.
+    fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
+    beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
     name: str
@@ -107,7 +125,9 @@ class Strategy(NamedTuple):
     sizes: Callable[[int], tuple[int, ...]] = one_axis
     axes: int = 1
     options: Mapping[str, str] = {}
+    fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
+    finish: Mapping[str, Callable[[Layout], Layout]] = {}
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:
@@ -123,13 +143,13 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
     from `live` to `grad`.
     """
     found: list[Collective] = []
-    for s in x.leaves.values():
+    for path, s in x.leaves.items():
         inside = s.axes[0] == "layer"
         layers = s.shape[0] if inside else 1
-        times, array = x.micro * layers, x.elements("live", s) // layers * x.width
+        times, array = x.micro * layers, x.elements("live", s) // layers * x.width_of(s)
         for before, after in (("rest", "grad"), ("grad", "step")):
             axes = moved(x.layout, before, after, s)
-            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width, "parameters, once a step"))
+            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width_of(s), "parameters, once a step"))
         if not (twin(s, x) and x.micro == 1):
             axes = moved(x.layout, "rest", "grad", s)
             found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
@@ -137,7 +157,7 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
             axes = moved(x.layout, "grad", "live", s)
             found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
         axes = moved(x.layout, "step", "live", s)
-        again = x.micro * (layers - x.merged) if inside and needed_again(s, x) else 0
+        again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
         found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
         found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
     ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
@@ -151,11 +171,12 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """
     found: list[Collective] = []
     for s in x.leaves.values():
-        if twin(s, x) and x.micro == 1:
+        if s.role == "settled" or (twin(s, x) and x.micro == 1):
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
         found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
+    found += _routers(x)
     if x.layout.tokens:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
@@ -163,6 +184,18 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
     found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
+
+
+def _routers(x: Shapes) -> list[Collective]:
+    """What routers tell, every micro-batch; the loads of each sequence again where `full` computes a layer again."""
+    lay, told, again = x.layout, x.told, 2 if x.remat == "full" else 1
+    rows = x.micro * told.layers * again
+    found = (
+        ((*lay.tokens, *lay.work), x.micro, x.micro * told.load, "the routers' load"),
+        (lay.work, x.micro, x.micro * told.parts, "the routers' probabilities"),
+        (lay.acts.get("whole_seq", ()), rows, rows * x.rows * told.row, "the routers' load of each sequence"),
+    )
+    return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, why) for axes, count, n, why in found]
 
 
 def twin(s: Spec, x: Shapes) -> bool:

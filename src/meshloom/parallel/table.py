@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from meshloom.core.config import nearest
 from meshloom.core.layout import Layout
 from meshloom.parallel.base import Asked, Strategy, divisors
+from meshloom.parallel.context import CONTEXT
 from meshloom.parallel.data import DATA
+from meshloom.parallel.expert import EXPERT
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.tensor2d import TENSOR2D
 from meshloom.parallel.tensor3d import TENSOR3D
 from meshloom.parallel.tensor25d import TENSOR25D
+from meshloom.parallel.ulysses import ULYSSES
 from meshloom.parallel.zero import strategy as zero
 
-STRATEGIES = {s.name: s for s in (DATA, zero(1), zero(2), zero(3), TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)}
+STRATEGIES = {
+    s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, CONTEXT, ULYSSES, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)
+}
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
 """Strategies that may be nested in this order, each inside the one before."""
@@ -106,14 +111,33 @@ def build(spelling: str, c, seq: int, platform: str = "cpu") -> Layout:
             STRATEGIES[name].check(c, seq, asked)
             options = {name: asked.options} if asked.options else {}
             layout = layout | STRATEGIES[name].layout(*asked.sizes) | Layout(options=options)
-    over = layout.rest.get("embed", ())
-    if c.embed % layout.size(over):
-        by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
-        raise ValueError(
-            f"embed {c.embed} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(c.embed)}."
-        )
+    for name, options in layout.options.items():
+        for option in options:
+            layout = STRATEGIES[name].finish.get(option, lambda same: same)(layout)
+    for name, said, size in split_by_several(c):
+        over = layout.rest.get(name, ())
+        if size % layout.size(over):
+            by = " x ".join(f"{a}={layout.sizes[a]}" for a in over)
+            raise ValueError(
+                f"{said} {size} cannot be split over {layout.size(over)} devices ({by}). Use sizes whose product is one of {divisors(size)}."
+            )
+    for name, asked in parse(spelling).items():
+        if asked.devices > 1:
+            STRATEGIES[name].fits(c, seq, layout)
     spare = layout.size(layout.acts.get("kv_heads", ()))
     return layout.without("kv_heads") if c.kv_heads % spare else layout
+
+
+def split_by_several(c) -> tuple[tuple[str, str, int], ...]:
+    """Sizes that no one strategy can check, since several may split them: axis, what it is called, size."""
+    found = [("embed", "embed", c.embed)]
+    if getattr(c, "experts", 0):
+        found += [
+            ("expert", "experts", c.experts),
+            ("expert_ffn", "expert_ffn", c.expert_ffn),
+            ("ffn", "the width of the MLP beside the experts", c.beside),
+        ]
+    return tuple(found)
 
 
 def default(devices: int, c) -> str:

@@ -11,7 +11,7 @@ from meshloom.core.leaf import split_seq
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
 
-SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "vocab": ("tensor",)}
+SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "expert_ffn": ("tensor",), "vocab": ("tensor",)}
 
 
 def layout(n: int) -> Layout:

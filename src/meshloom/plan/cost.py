@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from meshloom.core.layout import Layout
+from meshloom.core.order import padded
 from meshloom.models.base import Model
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
 from meshloom.parallel.table import STRATEGIES, parse
@@ -14,9 +15,9 @@ SUMS = 4
 """Numbers that the language-modelling objective adds up for the log: loss, z, correct, tokens."""
 
 
-def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro: int, how: How, dtype: str) -> Shapes:
-    """What a step's traffic depends on.  sequences: of the whole step, over all devices and micro-batches.
-    Raises ValueError where these do not divide."""
+def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro: int, how: How, dtype: str, packed: bool = True) -> Shapes:
+    """What a step's traffic depends on.  sequences: of the whole step, over all devices and micro-batches.  packed: whether rows hold several
+    documents.  Raises ValueError where these do not divide."""
     split = (*layout.batch, *layout.inner)
     cut = micro * layout.size(split)
     if sequences % cut:
@@ -25,28 +26,34 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
+    told = model.told(c)
     return Shapes(
         specs=model.specs(c),
         config=c,
         layout=layout,
         rows=sequences // (micro * layout.size(layout.batch)),
-        seq=seq,
+        seq=padded(layout, seq) // layout.size(layout.acts.get("whole_seq", ())),
         micro=micro,
         remat=how.remat,
         dtype=dtype,
         merged=merged(model, c, layout, how),
-        sums=SUMS,
+        sums=SUMS + told.sums,
+        told=told,
         parallel=model.parallel(c),
         wide=model.wide(c),
+        windows=tuple(kind.window for kind in model.kinds(c)),
+        packed=packed,
     )
 
 
-def merged(model: Model, c: Any, layout: Layout, how: How) -> int:
-    """Layers whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer (its
-    compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
-    if layout.platform != "cpu":
-        return 0
-    return sum(len(s.unit) * s.repeat for s in stacks(model.kinds(c)) if how.runner == "unroll" or s.repeat == 1)
+def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
+    """Layers, by stack, whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer
+    (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
+    found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
+    for s in stacks(model.kinds(c)) if layout.platform == "cpu" else ():
+        for kind in s.unit:
+            found[kind.stack] += s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
+    return found
 
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
@@ -81,8 +88,13 @@ def compare(found: Iterable[Found], formula: Iterable[Collective]) -> list[Line]
     return [Line(*key, sides[0].get(key, (0, 0)), sides[1].get(key, (0, 0))) for key in sorted({*sides[0], *sides[1]})]
 
 
+SENT = {"all-reduce": lambda n: 2 * (n - 1) / n, "collective-permute": lambda n: 1}
+"""Parts of its bytes that each of n devices sends; (n-1)/n for other kinds."""
+
+
 def wire_bytes(c: Collective | Found, layout: Layout) -> float:
-    """Bytes that each device sends, with the ring algorithm: (n-1)/n of a gather or a scatter, twice that of an all-reduce.
+    """Bytes that each device sends, with the ring algorithm: (n-1)/n of a gather or a scatter, twice that of an all-reduce, all of
+    what is passed on to a neighbour.
     Source: the scaling book, 'Sharded matrices'."""
     n = layout.size(c.axes)
-    return c.bytes * (n - 1) / n * (2 if c.kind == "all-reduce" else 1)
+    return c.bytes * SENT[c.kind](n) if c.kind in SENT else c.bytes * (n - 1) / n

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from meshloom.core.layout import TABLES, Layout
+from meshloom.core.order import padded, true_place
 from meshloom.core.spec import Spec, is_spec, spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
@@ -17,7 +19,7 @@ from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.explain import size
-from meshloom.plan.traffic import Traffic, traffic
+from meshloom.plan.traffic import ShapesOf, Traffic, traffic
 
 MOMENTS = {
     "rest": "between steps, fp32",
@@ -30,21 +32,25 @@ MOMENTS = {
 ACTIVATIONS = {
     "tokens": ("batch whole_seq", "int32"),
     "residual stream": ("batch seq embed", ""),
-    "input of a layer's half": ("work_batch whole_seq whole_embed", ""),
+    "input of a layer's half": ("batch whole_seq whole_embed", ""),
     "queries": ("work_batch whole_seq heads head", ""),
+    "queries in attention": ("work_batch attend_seq attend_heads head", ""),
     "keys, values": ("work_batch whole_seq kv_heads head", ""),
     "inside the MLP": ("work_batch whole_seq ffn", ""),
     "logits": ("work_batch whole_seq vocab", "float32"),
 }
 """What a step computes -> its axes, and its type where that is not the arithmetic's."""
-INSIDE = {"work_batch": "batch", "whole_embed": "embed"}
-"""Names of axes inside a layer -> those outside, which are shown where a layout cuts both alike."""
+INSIDE = {"work_batch": "batch", "whole_embed": "embed", "attend_seq": "whole_seq", "attend_heads": "heads"}
+"""Names of axes inside a layer or its attention -> those outside, whose sizes they have; these are shown where a layout cuts both alike."""
+SHOWN = {"whole_embed": "embed", "attend_heads": "heads"}
+"""Names that are shown as others in any case."""
 MOST = 16
 """Devices that are all drawn; of larger meshes the first few along each axis and the last."""
 
 
 class MeshAxis(NamedTuple):
-    """One axis of the mesh. asked: the word that asked for it. what: that strategy, in a phrase. splits: names -> the tables that split them."""
+    """One axis of the mesh. asked: the words that asked for it. what: these strategies, in a phrase ("" where the axis
+    before it says the same). splits: names -> the tables that split them."""
 
     name: str
     size: int
@@ -119,21 +125,24 @@ class Drawing(NamedTuple):
         return math.prod(self.sizes.values())
 
 
-def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str, Tree], device: int = 0) -> Drawing:
-    """What to show of a layout.  x: shapes of the step.  seq: tokens of a whole sequence.  kept: kind -> specs stored beside the parameters.
-    device: whose part is shown.  Raises ValueError where the mesh has no such device, or a size does not divide."""
-    lay, c = x.layout, x.config
+def drawing(
+    model: Model, c: Any, spelling: str, of: ShapesOf, micro: int, seq: int, kept: Mapping[str, Tree], device: int = 0
+) -> Drawing:  # fmt: skip
+    """What to show of a layout.  of: the shapes of a step.  micro: its micro-batches.  seq: tokens of a whole sequence.  kept: kind -> specs
+    stored beside the parameters.  device: whose part is shown.  Raises ValueError where the mesh has none such, or a size does not divide."""
+    x = of(c, micro)
+    lay = x.layout
     if not 0 <= device < lay.devices:
         raise ValueError(
             f"There is no device {device}: this layout has {lay.devices}, counted from 0. Use --device 0 to {lay.devices - 1}."
         )
     place = coordinates(lay.sizes, device)
     weights, others = arrays(x, place, kept)
-    micro = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
+    cut = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
     return Drawing(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         spelling=spell(parse(spelling)),
-        how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {micro}, {x.dtype}, remat {x.remat}, {lay.platform}",
+        how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {cut}, {x.dtype}, remat {x.remat}, {lay.platform}",
         sizes=lay.sizes,
         axes=mesh_axes(spelling, lay),
         device=device,
@@ -141,7 +150,7 @@ def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str,
         weights=weights,
         kept=others,
         acts=activations(x, seq, place),
-        traffic=traffic(model, spelling, x),
+        traffic=traffic(model, c, spelling, of, micro),
     )
 
 
@@ -168,7 +177,9 @@ def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
             for axis, over in getattr(lay, table).items():
                 if name in over:
                     splits[axis] = (*splits.get(axis, ()), table)
-        found.append(MeshAxis(name, devices, " ".join(words), "; ".join(phrases), splits))
+        what = "; ".join(phrases)
+        said = found and (found[-1].asked, found[-1].what or what) == (" ".join(words), what)
+        found.append(MeshAxis(name, devices, " ".join(words), "" if said else what, splits))
     return tuple(found)
 
 
@@ -178,14 +189,20 @@ def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cu
     lay.shard_shape(table, s)
     for name, whole in zip(s.axes, s.shape):
         over = split(lay, name, table)
-        found.append(Cut(name, whole, over, lay.size(over), piece(lay.sizes, over, place)))
+        found.append(Cut(SHOWN.get(name, name), whole, over, lay.size(over), piece(lay.sizes, over, place)))
     return tuple(found)
 
 
 def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
-    """The mesh axes that split an axis under a table. Rows inside a layer are split as everywhere, and over `lay.inner` besides."""
-    inside = lay.batch if name == "work_batch" else ()
-    return (*inside, *getattr(lay, table).get(name, ()))
+    """The mesh axes that split an axis under a table. Inside a layer, rows are split as everywhere and over `lay.inner` besides, embed only where
+    the weights that it meets are split too; inside attention heads are split over `lay.exchange` besides."""
+    own = getattr(lay, table).get(name, ())
+    inside = {
+        "work_batch": (*lay.batch, *own),
+        "whole_embed": tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ())),
+        "attend_heads": (*lay.acts.get("heads", ()), *lay.exchange),
+    }
+    return inside.get(name, own)
 
 
 def piece(sizes: Mapping[str, int], over: tuple[str, ...], place: Mapping[str, int]) -> int:
@@ -248,16 +265,26 @@ def _weight(x: Shapes, s: Spec, n: int, place: Mapping[str, int], beside: list[t
 
 def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ...]:
     """The activations of one micro-batch. Those of axes that the model has not are left out."""
-    lay, sizes = x.layout, {name: whole for s in x.leaves.values() for name, whole in zip(s.axes, s.shape)}
-    sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": seq, "whole_seq": seq}
+    lay, length = x.layout, padded(x.layout, seq)
+    sizes = {name: whole for s in x.leaves.values() for name, whole in zip(s.axes, s.shape)}
+    sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": length, "whole_seq": length}
     found = []
     sizes |= {inside: sizes[outside] for inside, outside in INSIDE.items()}
     plain = {inside: outside for inside, outside in INSIDE.items() if split(lay, inside) == split(lay, outside)}
     for name, (axes, dtype) in ACTIVATIONS.items():
-        if all(axis in sizes for axis in axes.split()):
+        if all(axis in sizes for axis in axes.split()) and not ("attend_heads" in axes and "attend_heads" in plain):
             s = spec(sizes, " ".join(plain.get(axis, axis) for axis in axes.split()))
-            found.append(Held((name,), s.axes, s.shape, (_activation(x, s, place, dtype or x.dtype),)))
+            one = _activation(x, s, place, dtype or x.dtype)
+            if name == "tokens" and lay.ring:
+                one = one._replace(note=f"places {spans(held_places(lay, one.cuts[-1]))}")
+            found.append(Held((name,), tuple(cut.name for cut in one.cuts), s.shape, (one,)))
     return tuple(found)
+
+
+def held_places(lay: Layout, seq: Cut) -> list[int]:
+    """The places in its row of the tokens that a device holds, where a ring orders them.  seq: the device's cut of the sequence."""
+    count = seq.size // seq.parts
+    return sorted(int(n) for n in true_place(lay, seq.own * count + np.arange(count), seq.size))
 
 
 def _activation(x: Shapes, s: Spec, place: Mapping[str, int], dtype: str) -> Part:

@@ -31,12 +31,14 @@ class Array(NamedTuple):
 class Explained(NamedTuple):
     """A plan in numbers, all from specs.
 
+    active: parameters that one token goes through.
     stored: kind -> bytes a device keeps between steps, exact. working: kind -> bytes that a step adds, an estimate. flops: of a step, all devices,
     model FLOPs (recomputed work is not counted). moved: the collectives of a step.
     """
 
     title: str
     parameters: int
+    active: int
     layout: tuple[tuple[str, str], ...]
     how: str
     arrays: tuple[Array, ...]
@@ -52,7 +54,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
     """The numbers of a plan; makes no array.  spelling: of the layout.  seq, sequences: of one step.  kept: kind -> specs of what is stored
     between steps beside the parameters (optimizer, average).  Raises ValueError where the batch or a size does not divide."""
     lay, specs = plan.layout, model.specs(c)
-    x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype)
+    x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype, plan.packed)
     names = parse("" if spelling == "one device" else spelling)
     arrays = tuple(
         Array(path, s.axes, s.shape, lay.shard_shape("rest", s), lay.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize))
@@ -63,6 +65,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
     return Explained(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
+        active=round(sum(math.prod(s.used) * model.active(c, s) for s in named_leaves(specs, is_spec).values())),
         layout=tuple((spell({n: a}), STRATEGIES[n].summary) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
@@ -78,9 +81,10 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
 def brief(e: Explained) -> list[str]:
     """What a run says before it starts: a few lines."""
     layout = " x ".join(name for name, _ in e.layout) or "one device"
+    active = f", {e.active:,} of them for a token" if e.active != e.parameters else ""
     here, step = sum(e.stored.values()), sum(e.working.values())
     return [
-        f"model      {e.title}; {e.parameters:,} parameters",
+        f"model      {e.title}; {e.parameters:,} parameters{active}",
         f"layout     {layout}; {e.how}",
         f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
         f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {size(sum(sent for _, sent in e.moved))} sent by each device",

@@ -19,9 +19,9 @@ def visible_keys(seq: int, window: int | None) -> float:
 
 
 def forward_flops(model: Model, c: Any, seq: int) -> float:
-    """Operations a token, forward: 2 for each element of each matrix, 4 x heads x head x keys seen for attention's two products."""
+    """Operations a token, forward: 2 for each element of each matrix that the token goes through, 4 x heads x head x keys seen for attention's two products."""
     specs = named_leaves(model.specs(c), is_spec)
-    matrices = sum(s.size for s in specs.values() if _is_matrix(s))
+    matrices = sum(s.size * model.active(c, s) for s in specs.values() if _is_matrix(s))
     attention = sum(4 * c.heads * c.head * visible_keys(seq, kind.window) for kind in model.kinds(c))
     return 2 * matrices + 2 * c.vocab_padded * c.embed + attention
 
@@ -33,5 +33,5 @@ def train_flops(model: Model, c: Any, seq: int) -> float:
 
 def _is_matrix(s: Spec) -> bool:
     """Whether an array multiplies activations: it joins embed with another axis, and is no table."""
-    own = [a for a in s.axes if a != "layer"]
+    own = [a for a in s.axes if a not in ("layer", "expert")]
     return "embed" in own and len(own) > 1 and not any(a in TABLES for a in own)

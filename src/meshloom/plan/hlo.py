@@ -192,7 +192,7 @@ def _groups_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> frozenset:
 def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes over which an instruction communicates."""
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{(.*?)\}\s*(?:,|$)", rest)
+        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\}[,\s]*)*)\}", rest)
         places = list(itertools.product(*(range(n) for n in sizes.values())))
         moved: set[str] = set()
         for a, b in re.findall(r"\{?(\d+),(\d+)\}?", pairs[1] if pairs else ""):

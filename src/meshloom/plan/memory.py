@@ -43,10 +43,10 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
     the backward pass. loss: one chunk's logits and the head's gradient.
     """
     lay, leaves = x.layout, x.leaves.values()
-    copied = [s for s in leaves if x.dtype != s.dtype or moved(lay, "rest", "step", s)]
+    copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s)]
     passing = [s for s in leaves if moved(lay, "step", "live", s)]
-    weights = sum(x.elements("step", s) for s in copied) * x.width
-    weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) for s in passing) * x.width
+    weights = sum(x.elements("step", s) * x.width_of(s) for s in copied)
+    weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) * x.width_of(s) for s in passing)
     gradients = sum(x.elements("grad", s) * 4 for s in leaves)
     tokens = x.rows * x.seq
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))

@@ -14,8 +14,8 @@ INK, SOFT, FAINT, PAPER, LINE = "#1f2933", "#66737f", "#9aa5b1", "#f6f8fa", "#d0
 OWN, OTHER = "#ffdf80", "#eef2f6"
 """What the device holds, as with a marker; what others hold."""
 PREFERRED = {
-    "data": "#2e8b57", "zero": "#2f6fb3", "tensor": "#d9661f", "cols": "#d9661f", "rows": "#12868f", "depth": "#8a4fbf",
-    "context": "#8a4fbf", "ulysses": "#c03a86", "expert": "#c0392b",
+    "data": "#2e8b57", "zero": "#2f6fb3", "tensor": "#d9661f", "context": "#8a4fbf", "ulysses": "#c03a86", "expert": "#c0392b",
+    "cols": "#d9661f", "rows": "#12868f", "depth": "#8a4fbf", "cube_heads": "#d9661f", "cube_rows": "#12868f", "cube_embed": "#8a4fbf",
 }  # fmt: skip
 """How a mesh axis's name begins -> its colour, where no other axis of the mesh has it already."""
 SPARE = ("#12868f", "#7a5c3e", "#c03a86", "#8a4fbf", "#2e8b57", "#c0392b", "#2f6fb3", "#d9661f", "#5b6470")

@@ -1,5 +1,6 @@
 """A layout as a picture: mesh, shards, traffic.  `draw` puts the parts below each other; this file draws the mesh and its legend."""
 
+import math
 from pathlib import Path
 
 from meshloom.plan.draw import Drawing, shown
@@ -7,8 +8,8 @@ from meshloom.plan.page import FAINT, INK, LINE, OWN, SOFT, WIDTH, Page, box, co
 from meshloom.plan.shards import draw_acts, draw_weights
 from meshloom.plan.wires import draw_traffic
 
-WIDE, HIGH, GAP, APART, LABEL = 46.0, 38.0, 5.0, 16.0, 15.0
-"""One device's box, what lies between two, and between two blocks; a line for labels."""
+WIDE, WIDEST, HIGH, GAP, APART, LABEL = 46.0, 92.0, 38.0, 5.0, 16.0, 15.0
+"""One device's box (as wide as its label, where few stand beside each other), what lies between two, and between two blocks; a line for labels."""
 MORE = "\u22ef"
 
 
@@ -70,17 +71,27 @@ def _lines(said: str, room: float, size: float) -> list[str]:
             lines.append(word)
         else:
             lines[-1] = longer
-    return lines
+    return [line for line in lines if line]
+
+
+def _wide(d: Drawing) -> float:
+    """How wide a device's box is."""
+    if not d.sizes:
+        return WIDE
+    *outer, last = d.sizes
+    need = width(f"{last} {d.sizes[last] - 1}", 10.5, mono=True) + 2
+    beside = math.prod(len(shown(d, axis)) for axis in (last, *outer[-2::-2]))
+    return max(WIDE, min(need, WIDEST)) if beside <= 6 else WIDE
 
 
 def _extent(d: Drawing, axes: list[str]) -> tuple[float, float]:
     """How wide and high a block of the mesh is, its labels included.  axes: its own, outermost first."""
     if not axes:
-        return WIDE, HIGH
+        return _wide(d), HIGH
     if len(axes) <= 2:
         counts = [len(shown(d, axis)) for axis in axes]
         rows, side = (counts[0], _side(axes[0])) if len(axes) == 2 else (1, 0)
-        return side + counts[-1] * (WIDE + GAP) - GAP, LABEL + rows * (HIGH + GAP) - GAP
+        return side + counts[-1] * (_wide(d) + GAP) - GAP, LABEL + rows * (HIGH + GAP) - GAP
     w, h = _extent(d, axes[1:])
     n = len(shown(d, axes[0]))
     return (n * (w + APART) - APART, h + LABEL) if len(axes) % 2 else (w + _side(axes[0]), n * (h + APART) - APART)
@@ -111,13 +122,13 @@ def _block(p: Page, d: Drawing, axes: list[str], place: dict[str, int | None], x
 
 def _grid(p: Page, d: Drawing, axes: list[str], place: dict[str, int | None], x: float, y: float) -> None:
     """The innermost one or two axes: columns, and rows. Dots for a block that is left out."""
-    columns, rows = ([axes[-1]] if axes else []), axes[:-1]
+    wide, columns, rows = _wide(d), ([axes[-1]] if axes else []), axes[:-1]
     side = _side(rows[0]) if rows else 0
     for j, column in enumerate(shown(d, columns[0]) if columns else [0]):
-        left = x + side + j * (WIDE + GAP)
+        left = x + side + j * (wide + GAP)
         if columns:
             said = f"{columns[0]} {column}" if column is not None else MORE
-            text(p, left + WIDE / 2, y + 6, said, 10.5, p.colours[columns[0]], at="center", mono=True, room=WIDE)
+            text(p, left + wide / 2, y + 6, said, 10.5, p.colours[columns[0]], at="center", mono=True, room=wide)
         for i, row in enumerate(shown(d, rows[0]) if rows else [0]):
             top = y + LABEL * bool(columns) + i * (HIGH + GAP)
             if rows and j == 0:
@@ -127,13 +138,14 @@ def _grid(p: Page, d: Drawing, axes: list[str], place: dict[str, int | None], x:
 
 def _device(p: Page, d: Drawing, place: dict[str, int | None], x: float, y: float) -> None:
     """One device, or dots for those that are left out."""
+    wide = _wide(d)
     if any(at is None for at in place.values()):
-        text(p, x + WIDE / 2, y + HIGH / 2, MORE, 10, FAINT, at="center")
+        text(p, x + wide / 2, y + HIGH / 2, MORE, 10, FAINT, at="center")
         return
     number = 0
     for axis, size in d.sizes.items():
         number = number * size + (place[axis] or 0)
-    box(p, x, y, WIDE, HIGH, OWN if number == d.device else "white", INK if number == d.device else LINE, 1.2, f"device {number}")
-    text(p, x + WIDE / 2, y + 14, str(number), 13, INK, at="center", bold=True)
+    box(p, x, y, wide, HIGH, OWN if number == d.device else "white", INK if number == d.device else LINE, 1.2, f"device-{number}")
+    text(p, x + wide / 2, y + 14, str(number), 13, INK, at="center", bold=True)
     said = [(str(at), p.colours[axis]) for axis, at in place.items()]
-    words(p, x + WIDE / 2, y + 28, said, 10, at="center", mono=True, room=WIDE - 4)
+    words(p, x + wide / 2, y + 28, said, 10, at="center", mono=True, room=wide - 4)

@@ -6,10 +6,12 @@ from meshloom.plan.draw import MOMENTS, Cut, Drawing, Held, Part, holders, label
 from meshloom.plan.explain import size
 from meshloom.plan.page import FAINT, INK, LINE, OTHER, OWN, SOFT, WIDTH, Page, box, heading, stroke, text, width, words
 
-LEFT, COLUMN = 20.0, 166.0
+LEFT, COLUMN = 20.0, 165.0
 """Where rows begin; how wide a cell of the table is. The first column says what is drawn."""
 WIDE, HIGH, FLAT = 112.0, 64.0, 14.0
 """A rectangle; a vector's height."""
+SIDE = 34.0
+"""Room for names left of it."""
 SHEET, SHEETS = 7.0, 2
 """How far the sheets of a third split axis stand behind each other, and how many are drawn behind the first."""
 
@@ -46,9 +48,9 @@ def draw_weights(p: Page, d: Drawing, y: float) -> float:
     """A row for each kind of parameter, a column for each moment.  Returns where it ends."""
     y = heading(p, y, "What the device holds of the parameters", "bytes are of all arrays that a row names")
     for i, moment in enumerate(("rest", "step", "live", "grad")):
-        x = LEFT + COLUMN * (i + 1) + 24
+        x = LEFT + COLUMN * (i + 1) + SIDE
         text(p, x, y + 4, moment, 11.5, bold=True, mono=True)
-        text(p, x, y + 19, MOMENTS[moment], 10.5, SOFT, room=COLUMN - 26)
+        text(p, x, y + 19, MOMENTS[moment], 10.5, SOFT, room=COLUMN - SIDE - 4)
     y += 34
     for held in (*d.weights, *d.kept):
         y = _row(p, d, held, y)
@@ -62,10 +64,10 @@ def _row(p: Page, d: Drawing, held: Held, y: float) -> float:
     top = y + (4 + SHEET * SHEETS if deep else 0)
     line = top + 20
     for name in labels(held.paths):
-        text(p, LEFT, line, name, 11.5, mono=True, bold=True, room=COLUMN - 12)
+        text(p, LEFT, line, name, 11.5, mono=True, bold=True, room=COLUMN - 4)
         line += 15
-    text(p, LEFT, line, " ".join(held.axes), 10.5, SOFT, mono=True, room=COLUMN - 12)
-    text(p, LEFT, line + 15, " x ".join(str(n) for n in held.shape), 10.5, SOFT, mono=True, room=COLUMN - 12)
+    text(p, LEFT, line, " ".join(held.axes), 10.5, SOFT, mono=True, room=COLUMN - 4)
+    text(p, LEFT, line + 15, " x ".join(str(n) for n in held.shape), 10.5, SOFT, mono=True, room=COLUMN - 4)
     ends = [
         _cell(p, d, part, face, LEFT + COLUMN * (i + 1), top, FLAT if flat else HIGH)
         for i, (part, face) in enumerate(zip(held.parts, shown))
@@ -83,7 +85,7 @@ def draw_acts(p: Page, d: Drawing, y: float) -> float:
         top, ends = y + 20 + (4 + SHEET * SHEETS if deep else 0), [y]
         for i, held in enumerate(line):
             x = LEFT + room * i
-            text(p, x + 24, y + 6, held.paths[0], 11.5, bold=True, room=room - 30)
+            text(p, x + SIDE, y + 6, held.paths[0], 11.5, bold=True, room=room - SIDE - 4)
             ends.append(_cell(p, d, held.parts[0], faces(held)[0], x, top, HIGH))
         y = max(ends) + 14
     return y - 8
@@ -91,19 +93,19 @@ def draw_acts(p: Page, d: Drawing, y: float) -> float:
 
 def _cell(p: Page, d: Drawing, part: Part, shown: Faces, x: float, y: float, high: float) -> float:
     """One array at one moment: its rectangle with the axes' names, then shape and bytes.  Returns where it ends."""
-    left, top = x + 24, y + 14
+    left, top = x + SIDE, y + 14
     behind = min(shown.sheets.parts - 1, SHEETS) * SHEET if shown.sheets else 0
     if shown.columns:
         _name(p, shown.columns, left + (WIDE + behind) / 2, y + 6 - behind, WIDE + 24, turned=False)
     if shown.rows:
-        _name(p, shown.rows, x + 8, top + high / 2, high + 14, turned=True)
+        _name(p, shown.rows, left - 8, top + high / 2, high + 14, turned=True)
     _sheets(p, shown, left, top, WIDE, high)
     _grid(p, d, part, shown, (left, top, WIDE, high))
     y = top + high + 10
-    words(p, left, y, _shape(p, part), 10.5, room=COLUMN - 28, mono=True)
+    words(p, left, y, _shape(p, part), 10.5, room=COLUMN - SIDE - 4, mono=True)
     copies = f", {part.copies} copies" if part.copies > 1 else ""
-    text(p, left, y + 14, f"{size(part.bytes)}{copies}", 10.5, INK, room=COLUMN - 28)
-    text(p, left, y + 28, part.note, 10, SOFT, room=COLUMN - 28)
+    text(p, left, y + 14, f"{size(part.bytes)}{copies}", 10.5, INK, room=COLUMN - SIDE - 4)
+    text(p, left, y + 28, part.note, 10, SOFT, room=COLUMN - SIDE - 4)
     return y + (36 if part.note else 22)
 
 
@@ -122,9 +124,8 @@ def _name(p: Page, cut: Cut, x: float, y: float, room: float, turned: bool) -> N
     if not turned:
         words(p, x, y, said, 10, at="center", room=room)
         return
-    words(p, x + 8, y, said[1:] or said, 10, at="center", turned=True, room=room)
-    if said[1:]:
-        text(p, x - 4, y, cut.name, 10, SOFT, at="center", turned=True, room=room)
+    for i, (word, colour) in enumerate(reversed(said)):
+        text(p, x - 11.5 * i, y, word, 10, colour, at="center", turned=True, room=room)
 
 
 def _sheets(p: Page, shown: Faces, x: float, y: float, w: float, h: float) -> None:

@@ -1,31 +1,40 @@
 """The collectives of a step, taken apart: one layer's in one micro-batch, those of a micro-batch outside the layers, and those once a step.
 
-Nothing is stated twice: `step_cost` is asked for the model with one layer more and for one micro-batch more, and the differences are the shares.
+Nothing is stated twice: `step_cost` is asked for the model with its layers twice and for one micro-batch more, and the differences are the shares.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from meshloom.core.layout import Layout
 from meshloom.models.base import Model
 from meshloom.parallel.base import Collective, Shapes
 from meshloom.plan.cost import step_cost, wire_bytes
+from meshloom.runner.run import stacks
+
+ShapesOf = Callable[[Any, int], Shapes]
+"""A model's configuration and a number of micro-batches of one size -> the shapes of a step."""
 
 BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
 """Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = ("parameters", "the embedding", "statistics", "into", "", "recomputed", "out of", "the head", "the loss")
-"""Words of reasons in the order of the forward pass; "" is any other."""
-BACK = (
-    "the head",
+ORDER = (
     "parameters",
+    "the embedding",
+    "statistics",
+    "into",
+    "heads for",
+    "keys and values",
+    "",
     "recomputed",
     "out of",
-    "",
-    "into",
-    "statistics",
-    "the embedding",
-    "gradients",
-    "sums",
-    "the gradient's norm",
+    "the head",
+    "the loss",
 )
+"""Words of reasons in the order of the forward pass; "" is any other."""
+BACK = (
+    "the head", "parameters", "recomputed", "out of", "heads for", "keys and values", "their gradients", "", "into", "statistics", "the embedding",
+    "gradients", "sums", "the gradient's norm",
+)  # fmt: skip
 """The same, backward."""
 
 
@@ -42,21 +51,24 @@ class Moved(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """layer: of one layer in one micro-batch. micro: of one micro-batch, outside the layers. once: of a step, beside these.
-    layers, micros: how often the first two happen."""
+    """layer: of one layer in one micro-batch (of a pattern of layers, where they differ). micro: of one micro-batch, outside the layers. once: of a
+    step, beside these. layers: of the model. repeats: how often the first stands in it. micros: micro-batches a step."""
 
     layer: tuple[Moved, ...]
     micro: tuple[Moved, ...]
     once: tuple[Moved, ...]
     layers: int
+    repeats: int
     micros: int
 
     @property
     def parts(self) -> tuple[tuple[str, int, tuple[Moved, ...]], ...]:
         """The three shares: what each is, how often it happens in a step, its collectives."""
-        layers, micros = _plural(self.layers, "layer"), _plural(self.micros, "micro-batch", "es")
+        size, micros = self.layers // self.repeats, _plural(self.micros, "micro-batch", "es")
+        many = _plural(self.layers, "layer") if size == 1 else f"{self.repeats} of {_plural(self.layers, 'layer')}"
+        one = "one layer" if size == 1 else f"{size} layers together"
         return (
-            (f"one layer, in one micro-batch (x {layers}, x {micros})", self.layers * self.micros, self.layer),
+            (f"{one}, in one micro-batch (x {many}, x {micros})", self.repeats * self.micros, self.layer),
             (f"outside the layers, in one micro-batch (x {micros})", self.micros, self.micro),
             ("once a step", 1, self.once),
         )
@@ -76,38 +88,44 @@ class Traffic(NamedTuple):
         return sum(sum(shares) for shares in self.totals.values())
 
 
-def traffic(model: Model, spelling: str, x: Shapes) -> Traffic:
-    """The collectives of a step under a spelling, by what they happen once for."""
-    now, deep, long, both = (_cost(model, spelling, x, more, micro) for more, micro in ((0, 0), (1, 0), (0, 1), (1, 1)))
-    layers, shares = x.config.layers, ([], [], [])
-    nothing = (0, 0)
-    for key in now:
-        at = [side.get(key, nothing) for side in (now, deep, long, both)]
-        layer = tuple(d - c - b + a for a, b, c, d in zip(*at))
-        if layer[0] <= 0:  # one array of all layers together
-            layer = nothing
-        micro = tuple(at[2][i] - at[0][i] - layers * layer[i] for i in (0, 1))
-        once = tuple(at[0][i] - x.micro * (layers * layer[i] + micro[i]) for i in (0, 1))
-        for share, (count, size) in zip(shares, (layer, micro, once)):
-            if count or size:
-                share.append(_moved(key, count, size, x))
-    return Traffic(*(tuple(sorted(share, key=_place)) for share in shares), layers, x.micro)
+def traffic(model: Model, c: Any, spelling: str, of: ShapesOf, micro: int) -> Traffic:
+    """The collectives of a step under a spelling, by what they happen once for.  of: the shapes of a step.  micro: micro-batches a step."""
+    sides = [_cost(spelling, of, c, micro + more, times) for times, more in ((1, 0), (2, 0), (1, 1), (2, 1))]
+    repeats, shares, lay = _repeats(model, c), ([], [], []), of(c, micro).layout
+    for key in sides[0]:
+        now, deep, long, both = (side.get(key, (0, 0)) for side in sides)
+        layers = tuple(d - l - b + a for a, b, l, d in zip(now, deep, long, both))
+        layers = layers if layers[0] > 0 else (0, 0)  # else one array of all layers together
+        outside = tuple(l - a - all for a, l, all in zip(now, long, layers))
+        once = tuple(a - micro * (all + out) for a, all, out in zip(now, layers, outside))
+        for share, found in zip(shares, (tuple(n // repeats for n in layers), outside, once)):
+            if any(found):
+                share.append(_moved(key, *found, lay))
+    return Traffic(*(tuple(sorted(share, key=_place)) for share in shares), c.layers, repeats, micro)
 
 
-def _cost(model: Model, spelling: str, x: Shapes, layers: int, micro: int) -> dict[tuple, tuple[int, int]]:
-    """Count and bytes by kind, axes and reason, of the model with so many more layers and of a step with so many more micro-batches."""
-    if layers:
-        c = x.config.model_copy(update={"layers": x.config.layers + layers})
-        straight = x.merged == x.config.layers  # all layers are one piece of code, the new one too
-        x = x._replace(config=c, specs=model.specs(c), merged=x.merged + layers * straight)
-    found = step_cost(spelling, x._replace(micro=x.micro + micro))
-    return {(c.kind, c.axes, c.why): (c.count, c.bytes) for c in found}
+def _repeats(model: Model, c: Any) -> int:
+    """How often the layers' pattern repeats: their number where all are alike, 1 where there is none."""
+    found = stacks(model.kinds(c))
+    return found[0].repeat if len(found) == 1 else 1
 
 
-def _moved(key: tuple, count: int, size: int, x: Shapes) -> Moved:
+def twice(c: Any, times: int = 2) -> Any:
+    """The configuration with its layers so many times over, those of lists that have an entry for each layer too."""
+    more = {name: value * times for name, value in c if isinstance(value, tuple) and len(value) == c.layers}
+    return c.model_copy(update={"layers": c.layers * times, **more}) if times > 1 else c
+
+
+def _cost(spelling: str, of: ShapesOf, c: Any, micro: int, times: int) -> dict[tuple, tuple[int, int]]:
+    """Count and bytes by kind, axes and reason. What a compiler merges of some layers it merges of all these."""
+    x = of(twice(c, times), micro)._replace(merged={stack: n * times for stack, n in of(c, micro).merged.items()})
+    return {(m.kind, m.axes, m.why): (m.count, m.bytes) for m in step_cost(spelling, x)}
+
+
+def _moved(key: tuple, count: int, size: int, lay: Layout) -> Moved:
     kind, axes, why = key
     back = any(word in why for word in BACKWARD)
-    return Moved(kind, axes, why, back, count, size, wire_bytes(Collective(kind, axes, count, size, why), x.layout))
+    return Moved(kind, axes, why, back, count, size, wire_bytes(Collective(kind, axes, count, size, why), lay))
 
 
 def _place(m: Moved) -> tuple[bool, int]:

@@ -3,6 +3,7 @@
 It runs nothing itself; `recipes/verify.py` does.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -53,12 +54,22 @@ def shrink(model: Model, c: Any) -> Any:
         max_seq=min(c.max_seq, 2 * SEQ),
     )
     given = c.model_dump()
+    if given.get("experts"):
+        sizes.update(_experts(c))
     if given.get("window"):
         sizes["window"] = min(given["window"], SEQ // 4 - 1)
-    for name in ("windowed_layers", "rotary_layers"):
+    for name in ("windowed_layers", "rotary_layers", "moe_layers"):
         if given.get(name):
             sizes[name] = given[name][:layers]
     return type(c)(**{**given, **sizes})
+
+
+def _experts(c: Any) -> dict[str, int]:
+    """Sizes of a smaller mixture: as many experts as groups and choices need, with the same remainders by powers of two up to 8."""
+    least = max(4, c.top, c.groups * max(2, -(-c.top // c.top_groups)))
+    unit = math.lcm(math.gcd(c.experts, 8), c.groups)
+    few = next(n for n in itertools.count(unit, 2 * unit) if n >= least)
+    return {"experts": min(few, c.experts), "expert_ffn": _small(c.expert_ffn, 24)}
 
 
 def _turns(c: Any, head: int) -> bool:

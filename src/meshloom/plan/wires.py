@@ -2,7 +2,7 @@
 
 from meshloom.plan.draw import Drawing
 from meshloom.plan.explain import size
-from meshloom.plan.page import FAINT, INK, LINE, OTHER, OWN, PAPER, SOFT, WIDTH, Page, arrow, box, heading, stroke, text, words
+from meshloom.plan.page import FAINT, INK, LINE, OTHER, OWN, PAPER, SOFT, WIDTH, Page, arrow, box, heading, stroke, text, width, words
 from meshloom.plan.traffic import Moved
 
 GLYPHS = {
@@ -16,7 +16,7 @@ GLYPHS = {
 HAVE = {"own": (1, 0, 0, 0), "all": (1, 1, 1, 1), "sums": (2, 2, 2, 2), "next": (0, 1, 0, 0), "row": (1, 1, 0, 0), "column": (1, 0, 1, 0)}
 """A device's four parts: 0 none, 1 there, 2 its share of a sum."""
 FILL = ("white", OWN, OTHER)
-GLYPH, KIND, OVER, WHY, BYTES, SENT, BAR = 104.0, 148.0, 246.0, 344.0, 660.0, 732.0, 742.0
+GLYPH, KIND, OVER, WHY, BYTES, SENT, BAR = 104.0, 148.0, 250.0, 346.0, 660.0, 732.0, 742.0
 """Where the columns begin; bytes end at theirs."""
 ROW = 21.0
 
@@ -56,7 +56,7 @@ def _pass(p: Page, moves: list[Moved], said: str, y: float, largest: float) -> f
     for m in moves:
         _glyph(p, m.kind, GLYPH, y + 5)
         text(p, KIND, y + ROW / 2, m.kind, 10.5, INK, room=OVER - KIND - 6)
-        words(p, OVER, y + ROW / 2, over(p, m.axes), 10.5, room=WHY - OVER - 8, mono=True)
+        _over(p, m.axes, y)
         many = f" ({m.count} arrays)" if m.count > 1 else ""
         text(p, WHY, y + ROW / 2, m.why + many, 10.5, INK, room=BYTES - WHY - 62)
         text(p, BYTES, y + ROW / 2, size(m.bytes), 10.5, INK, at="right")
@@ -73,6 +73,17 @@ def over(p: Page, axes: tuple[str, ...]) -> list[tuple[str, str]]:
         said += [("x", FAINT)] if said else []
         said.append((axis, p.colours[axis]))
     return said
+
+
+def _over(p: Page, axes: tuple[str, ...], y: float) -> None:
+    """Mesh axes in their column: on two lines where one has no room."""
+    said, room = over(p, axes), WHY - OVER - 6
+    if len(axes) == 1 or width(" ".join(word for word, _ in said), 9.5, mono=True) <= room:
+        words(p, OVER, y + ROW / 2, said, 10.5, room=room, mono=True)
+        return
+    half = len(axes) // 2 * 2
+    words(p, OVER, y + 6, said[:half], 8.5, room=room, mono=True)
+    words(p, OVER, y + 15.5, said[half:], 8.5, room=room, mono=True)
 
 
 def _bar(p: Page, parts: list[float], axes: tuple[str, ...], y: float, high: float, largest: float) -> None:

@@ -18,7 +18,6 @@ from meshloom.parallel.table import build
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.feed import Feed
-from meshloom.train.gradient import batch_shardings
 from meshloom.train.score import Score, make_score, score
 from meshloom.weights.opened import Opened, open_model
 
@@ -66,7 +65,7 @@ def evaluate(
     mesh = make_mesh(lay)
     plan = Plan(mesh, lay, How("scan"), 1, "float32", section.packing == "documents")
     params = opened.weights(shardings(mesh, lay, "rest", opened.model.specs(opened.config)) if lay.devices > 1 else None)
-    feed = Feed(batch_shardings(plan), 1, lay.even(sequences), section.seq)
+    feed = Feed(plan, lay.even(sequences), section.seq)
     whole = limit == 0 or limit >= valid.rows
     got = score(make_score(opened.model, opened.config, plan), params, feed.once(valid, limit))
     if not got.tokens:

@@ -14,6 +14,7 @@ from meshloom import __version__
 from meshloom.core.config import dump, to_tree
 from meshloom.core.files import FolderLock, write_text
 from meshloom.core.mesh import make_mesh
+from meshloom.core.order import told
 from meshloom.core.tree import Tree
 from meshloom.data import tokenizer as tokenizers
 from meshloom.data.sets import Sets, describe, open_sets
@@ -71,6 +72,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
     kinds = dict.fromkeys(model.kinds(c))
     said += dict.fromkeys(training_row(c, layout, kind, rows, config.data.seq, packed, plan.dtype) for kind in kinds)
+    said += [padding] if (padding := told(layout, config.data.seq)) else []
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from meshloom.core.batch import Batch
+from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh
+from meshloom.core.order import arranged
 from meshloom.core.spec import Spec, init, is_spec
 from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
@@ -129,7 +131,7 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
             yield refused(spelling, f"The model admits it, its shrunken copy does not: {why}")
             continue
         got = run(x, spelling, steps)
-        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, x.sequences, x.micro, x.how, "float32"))
+        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, x.sequences, x.micro, x.how, "float32", _packed(x)))
         yield row(spelling, got, one, compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
 
 
@@ -171,8 +173,11 @@ def drift(got: Outcome, one: Outcome, noise: float = 1e-6) -> float:
 def plan_of(x: Case, spelling: str) -> Plan:
     """The plan of one layout of the shrunken model."""
     layout = build(spelling, x.small, SEQ, jax.devices()[0].platform)
-    packed = x.config.data.packing == "documents"
-    return Plan(make_mesh(layout), layout, x.how, x.micro, "float32", packed)
+    return Plan(make_mesh(layout), layout, x.how, x.micro, "float32", _packed(x))
+
+
+def _packed(x: Case) -> bool:
+    return x.config.data.packing == "documents"
 
 
 def run(x: Case, spelling: str, steps: int) -> Outcome:
@@ -186,7 +191,7 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
     start = host(params)
     state = step.start(jitter(x, params))
     held = bytes_of(plan, step, state)
-    first = put(batch(x, 0), step)
+    first = put(batch(x, 0), plan.layout, step)
     program = step.run.lower(state, first).compile(compiler_options=options)
     text, gradient = program.as_text(), None
     if config.optimizer.kind not in EXACT[:2]:
@@ -195,7 +200,7 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
     found = collectives(text, plan.layout.sizes)
     losses, norms = [], []
     for i in range(steps):
-        state, told = program(state, put(batch(x, i), step))
+        state, told = program(state, put(batch(x, i), plan.layout, step))
         losses.append(float(told["loss"]) / float(told["tokens"]))
         norms.append(float(told["norm"]))
         if gradient is None:  # the first moment of the first step is the gradient, times a number that is the same for all tensors
@@ -261,9 +266,9 @@ def batch(x: Case, number: int) -> Batch:
     return Batch(tokens[..., :-1], tokens[..., 1:], weights, segments, positions, samples)
 
 
-def put(rows: Batch, step: Step) -> Batch:
+def put(rows: Batch, layout: Layout, step: Step) -> Batch:
     """A batch where the step wants it."""
-    where = step.batch_shardings
+    where, rows = step.batch_shardings, arranged(layout, rows)
     rows = rows if where.segments is not None else replace(rows, segments=None)
     return jax.tree.map(jax.device_put, rows, where)
 

@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from meshloom.core.layout import ONE_DEVICE, Layout
-from meshloom.core.leaf import live
+from meshloom.core.leaf import live, whole_rows
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Model, unembed
 from meshloom.runner.run import How, Layers, run
 
 
-def hidden(model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree, Tree]:
-    """tokens: (batch whole_seq) -> x (batch seq embed) behind the last norm, the live weights outside the layers, and the caches.
+def hidden(
+    model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.Array, ctx: Ctx, how: How
+) -> tuple[jax.Array, Tree, Tree, Tree]:
+    """tokens: (batch whole_seq) -> x (batch seq embed) behind the last norm, the live weights outside the layers, the caches, and what layers told.
 
     w, whole: the step's weights and, where ZeRO-2 has gathered them, their whole copies (a tree of None elsewhere). ctx.rotary is filled here.
     """
@@ -23,10 +25,10 @@ def hidden(model: Model, c: Any, lay: Layout, w: Tree, whole: Tree, tokens: jax.
     outer = jax.tree.map(
         lambda s, a, b: live(lay, s.axes, a, b, ctx.samples), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
     )
-    ctx = replace(ctx, rotary=model.rotary(c, ctx.positions))
+    ctx = replace(ctx, rotary=model.rotary(c, ctx.positions), documents=whole_rows(lay, ctx.segments))
     x = model.embed(c, lay, outer, tokens, ctx)
-    x, cache = run(model, c, lay, Layers(w.layers, whole.layers, ctx.cache), x, replace(ctx, cache=None), how)
-    return model.final(c, lay, outer, x), outer, cache
+    x, cache, told = run(model, c, lay, Layers(w.layers, whole.layers, ctx.cache), x, replace(ctx, cache=None), how)
+    return model.final(c, lay, outer, x), outer, cache, told
 
 
 def logits(
@@ -37,7 +39,7 @@ def logits(
     where = jnp.broadcast_to(jnp.arange(seq, dtype=jnp.int32), (batch, seq)) if positions is None else positions
     ctx = Ctx(jnp.ones((batch, seq), jnp.int32) if segments is None else segments, where, None, jnp.arange(batch), None, 0, None, None)
     nothing = jax.tree.map(lambda _: None, w)
-    x, outer, _ = hidden(model, c, ONE_DEVICE, w, nothing, tokens, ctx, How())
+    x, outer, _, _ = hidden(model, c, ONE_DEVICE, w, nothing, tokens, ctx, How())
     return jnp.einsum("btd,vd->btv", x, unembed(outer)[: c.vocab], preferred_element_type=jnp.float32)
 
 

@@ -19,7 +19,7 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tre
     """
 
     def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        p = vary(p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
+        p = vary(p if s.exact else p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
         dim, axes = lay.gathered("rest", "grad", s.axes)
         p = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
         dim, axes = lay.gathered("grad", "step", s.axes)

@@ -13,7 +13,8 @@ from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
-from meshloom.models.base import Ctx, Kind, Model
+from meshloom.models.base import Ctx, Kind, Model, stack_of
+from meshloom.ops.ring import KEPT
 
 
 class How(NamedTuple):
@@ -38,9 +39,13 @@ def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
 
 
 def _products(gathered: frozenset[str]) -> Callable[..., bool]:
-    """Keeps the results of matrix products with weights, and of the sums over devices behind them."""
+    """Keeps the results of matrix products with weights, of the sums over devices behind them, and what is named to be kept: attention in a ring, exchanges of experts."""
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
-    return lambda prim, *args, **params: prim.name in SUMS or dots(prim, *args, **params)
+
+    def policy(prim: Any, *args: Any, **params: Any) -> bool:
+        return prim.name in SUMS or (prim.name == "name" and params["name"] == KEPT) or dots(prim, *args, **params)
+
+    return policy
 
 
 def _names(axes: Any) -> tuple[str, ...]:
@@ -75,9 +80,8 @@ def stacks(kinds: tuple[Kind, ...], longest: int = 8) -> list[Stack]:
 
 
 class Layers(NamedTuple):
-    """What the loop takes per layer: trees with a leading `layer` axis, or (unroll) lists of one tree a layer.
-
-    w: weights as differentiated. whole: gathered copies, None leaves where there are none. cache: keys and values, or None.
+    """What the loop takes per layer: trees with a leading `layer` axis (several of them, where the model has several stacks), or (unroll) lists of
+    one tree a layer.  w: weights as differentiated. whole: gathered copies, None leaves where there are none. cache: keys and values, or None.
     """
 
     w: Tree
@@ -85,81 +89,128 @@ class Layers(NamedTuple):
     cache: Tree
 
 
-def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree]:
-    """x through every layer.  x: (batch seq embed) -> same, and the layers' caches, stacked as they came."""
-    layer = _layer(model, c, lay, how)
-    caches = []
-    for part in stacks(model.kinds(c)):
-        x, cache = RUNNERS[how.runner](layer, part, _cut(layers, part), x, ctx)
+def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree, Tree]:
+    """x through every layer.  x: (batch seq embed) -> same; the layers' caches, stacked as they came; and what the layers told that did, stacked."""
+    layer, kinds = _layer(model, c, lay, how), model.kinds(c)
+    caches, told = [], []
+    for part in stacks(kinds):
+        x, cache, said = RUNNERS[how.runner](layer, part, _cut(layers, part, kinds), x, ctx)
         caches.append(cache)
+        told.append(said)
+    said = _joined([t for t in told if t is not None])
     if isinstance(layers.cache, list):
-        return x, [cache for part in caches for cache in part]
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts) if len(parts) > 1 else parts[0], *caches)  # type: ignore
+        return x, [cache for part in caches for cache in part], said
+    return x, _joined(caches), said
+
+
+def _joined(parts: list[Tree]) -> Tree:
+    """Stacked trees one after the other; None for none."""
+    return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *parts) if parts else None
+
+
+def _stacked(trees: list[Tree]) -> Tree:
+    """Trees as one with a leading axis, those that are None left out; None for none."""
+    there = [tree for tree in trees if tree is not None]
+    return jax.tree.map(lambda *a: jnp.stack(a), *there) if there else None
 
 
 def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
-    specs, gathered = model.specs(c).layers, gathers(lay)
+    all_specs, gathered = model.specs(c).layers, gathers(lay)
 
-    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
-        """at: this layer's place in a unit of several (the leading axis of the weights), or None."""
+    def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx, seen: bool) -> tuple[jax.Array, Tree, Tree]:
+        """at: this layer's place among those of its stack in a unit (the leading axis of the weights), or None where there is no such axis.  seen:
+        whether the compiler sees both passes at once (no loop): it would take the second computation for the first, and keep it."""
+        specs = stack_of(all_specs, kind.stack)
 
-        def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
+        def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
             w, whole = (jax.tree.map(lambda a: a if at is None else lax.index_in_dim(a, at, keepdims=False), tree) for tree in (w, whole))
             w = jax.tree.map(lambda s, a, b: live(lay, s.axes[1:], a, b, ctx.samples), specs, w, whole, is_leaf=is_spec)
             x, ctx = model.block(c, lay, kind, w, x, ctx)
-            return x, ctx.cache
+            return x, ctx.cache, ctx.told
 
         if how.remat != "none" or gathered or how.runner == "scan":
-            # a compiler that sees every layer would take the second computation for the first, and keep it
-            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=how.runner == "unroll")
-        cache = weights.cache if at is None else jax.tree.map(lambda a: a[at], weights.cache)
-        return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=cache))
+            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=seen)
+        return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
 
     return layer
 
 
-def _cut(layers: Layers, part: Stack) -> Layers:
-    """The weights of one stack."""
+def _cut(layers: Layers, part: Stack, kinds: tuple[Kind, ...]) -> Layers:
+    """What one part of the layers takes: w and whole by the name of the stack."""
     end = part.start + part.repeat * len(part.unit)
 
-    def cut(tree: Tree) -> Tree:
+    def cut(tree: Tree, start: int, end: int) -> Tree:
+        if isinstance(tree, list):
+            return tree[start:end]
+        return jax.tree.map(lambda a: a if (start, end) == (0, len(a)) else a[start:end], tree)
+
+    def weights(tree: Tree) -> Tree:
         if isinstance(tree, list):
             return tree[part.start : end]
-        return jax.tree.map(lambda a: a if (part.start, end) == (0, len(a)) else a[part.start : end], tree)
+        names = dict.fromkeys(kind.stack for kind in part.unit)
+        count = lambda name, kinds: sum(kind.stack == name for kind in kinds)
+        first = {name: count(name, kinds[: part.start]) for name in names}
+        return {name: cut(stack_of(tree, name), first[name], first[name] + count(name, kinds[part.start : end])) for name in names}
 
-    return Layers(*map(cut, layers))
+    return Layers(weights(layers.w), weights(layers.whole), cut(layers.cache, part.start, end))
 
 
-def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
-    """A `lax.scan` over the units: one compiled unit whatever the depth."""
-    n = len(part.unit)
+def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
+    """A `lax.scan` over the units: one compiled unit whatever the depth. One unit is no loop."""
+    if part.repeat == 1:
+        return _unroll(layer, part, layers, x, ctx)
+    n, names = len(part.unit), [kind.stack for kind in part.unit]
 
-    def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, Tree]:
+    def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, tuple[Tree, Tree]]:
         weights, first = given
-        if n == 1:
-            return layer(part.unit[0], None, weights, x, dataclasses.replace(ctx, layer=first))
-        caches = []
-        for i, kind in enumerate(part.unit):
-            x, cache = layer(kind, i, weights, x, dataclasses.replace(ctx, layer=first + i))
+        caches, told = [], []
+        for i, (kind, name) in enumerate(zip(part.unit, names)):
+            at = None if names.count(name) == 1 else names[:i].count(name)
+            cache = weights.cache if n == 1 else jax.tree.map(lambda a, i=i: a[i], weights.cache)
+            mine = Layers(weights.w[name], weights.whole[name], cache)
+            x, cache, said = layer(kind, at, mine, x, dataclasses.replace(ctx, layer=first + i if i else first), False)
             caches.append(cache)
-        return x, jax.tree.map(lambda *a: jnp.stack(a), *caches)
+            told.append(said)
+        return x, (caches[0], told[0]) if n == 1 else (_stacked(caches), _stacked(told))
 
-    units = layers if n == 1 else jax.tree.map(lambda a: a.reshape(part.repeat, n, *a.shape[1:]), layers)
-    x, caches = lax.scan(unit, x, (units, part.start + n * jnp.arange(part.repeat)))
-    return x, caches if n == 1 else jax.tree.map(lambda a: a.reshape(part.repeat * n, *a.shape[2:]), caches)
+    def by_unit(tree: Tree, each: int) -> Tree:
+        return tree if each == 1 else jax.tree.map(lambda a: a.reshape(part.repeat, each, *a.shape[1:]), tree)
+
+    w, whole = ({name: by_unit(tree, names.count(name)) for name, tree in weights.items()} for weights in layers[:2])
+    units = Layers(w, whole, by_unit(layers.cache, n))
+    x, ys = lax.scan(unit, x, (units, part.start + n * jnp.arange(part.repeat)))
+    caches, told = ys if n == 1 else jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), ys)
+    return x, caches, told
 
 
-def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree]:
+def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
     """A Python loop: the compiler sees every layer.  Faster on CPUs; compiles longer in deep models."""
     count = part.repeat * len(part.unit)
-    w, whole, cache = (as_list(tree, count) for tree in layers)
-    caches = []
+    names = [part.unit[i % len(part.unit)].stack for i in range(count)]
+    w, whole = (_in_order(trees, names) for trees in layers[:2])
+    cache = as_list(layers.cache, count)
+    caches, told = [], []
     for i in range(count):
         kind = part.unit[i % len(part.unit)]
-        x, new = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i))
+        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i), True)
         caches.append(new)
-    return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches)
+        told.append(said)
+    return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches), _stacked(told)
+
+
+def each(layers: Tree, kinds: tuple[Kind, ...]) -> list[Tree]:
+    """A model's `layers` as a list of one tree a layer."""
+    names = [kind.stack for kind in kinds]
+    return _in_order({name: stack_of(layers, name) for name in dict.fromkeys(names)}, names)
+
+
+def _in_order(trees: Tree, names: list[str]) -> list[Tree]:
+    """One tree a layer, from stacks by name; a list is returned as it is."""
+    if isinstance(trees, list):
+        return trees
+    lists = {name: as_list(tree, names.count(name)) for name, tree in trees.items()}
+    return [lists[name][names[:i].count(name)] for i, name in enumerate(names)]
 
 
 RUNNERS = {"scan": _scan, "unroll": _unroll}

@@ -19,10 +19,10 @@ from meshloom.core.leaf import dot, put, whole_embed
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, pytree
-from meshloom.models.base import KV, Ctx, Model, Slots, unembed
+from meshloom.models.base import KV, Ctx, Model, Slots, stack_of, unembed
 from meshloom.runner.forward import hidden
 from meshloom.runner.gather import gather_step
-from meshloom.runner.run import How, as_list
+from meshloom.runner.run import How, each
 from meshloom.serve import cache as caches
 from meshloom.serve.sampling import Uses, Wants, choose, log_prob
 
@@ -77,7 +77,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
     `once` gathers all of them in `prepare`: much faster, where they fit."""
     lay = serving(layout, gather)
     bound = _Bound(model, c, lay, dtype)
-    one_layer = unrolled(model.specs(c), c.layers)
+    one_layer = unrolled(model, c)
     rows, scalar = PartitionSpec(lay.batch or None), PartitionSpec()
     weights = partitions(lay, "step", one_layer)
     kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.even(1), 1, dtype), is_leaf=is_spec)
@@ -112,18 +112,20 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
 
 def serving(lay: Layout, gather: str = "layer") -> Layout:
     """A training layout for generation: the sequence is whole, and no weight has a gradient that would lie elsewhere."""
-    lay = lay.without("seq", "whole_seq")
+    lay = lay.without("seq", "whole_seq", "attend_seq")
     step = {"layer": lay.step, "once": lay.live}[gather]
     return dataclasses.replace(lay, step=step, grad=step)
 
 
-def unrolled(specs: Tree, layers: int) -> Tree:
+def unrolled(model: Model, c: Any) -> Tree:
     """A model's specs with its stacked layers as a list of single ones."""
+    specs = model.specs(c)
 
     def one(s: Spec) -> Spec:
         return dataclasses.replace(s, shape=s.shape[1:], axes=s.axes[1:], used=s.used[1:])
 
-    return dataclasses.replace(specs, layers=[jax.tree.map(one, specs.layers, is_leaf=is_spec)] * layers)
+    layers = (stack_of(specs.layers, kind.stack) for kind in model.kinds(c))
+    return dataclasses.replace(specs, layers=[jax.tree.map(one, tree, is_leaf=is_spec) for tree in layers])
 
 
 class _Bound(NamedTuple):
@@ -138,7 +140,7 @@ class _Bound(NamedTuple):
 def _prepare(bound: _Bound, params: Tree) -> Tree:
     model, c, lay, dtype = bound
     w, _ = gather_step(lay, model.specs(c), params, dtype)
-    return dataclasses.replace(w, layers=as_list(w.layers, c.layers))
+    return dataclasses.replace(w, layers=each(w.layers, model.kinds(c)))
 
 
 def _forward(
@@ -147,7 +149,7 @@ def _forward(
     """Logits of the last of some new tokens, fp32 [batch, vocab], of every token that exists; and the cache with theirs."""
     model, c, lay, _ = bound
     ctx = Ctx(segments, positions, None, jnp.zeros(tokens.shape[0], jnp.int32), None, 0, cache, slots)
-    x, outer, cache = hidden(model, c, lay, w, jax.tree.map(lambda _: None, w), tokens, ctx, How("unroll"))
+    x, outer, cache, _ = hidden(model, c, lay, w, jax.tree.map(lambda _: None, w), tokens, ctx, How("unroll"))
     logits = dot(lay, "BTD,vD->BTv", put(lay, "btd->BTD", x[:, -1:]), whole_embed(lay, unembed(outer)))[:, 0]
     for dim, axes in ((1, lay.acts.get("vocab", ())), (0, lay.inner)):
         logits = lax.all_gather(logits, axes, axis=dim, tiled=True) if axes else logits

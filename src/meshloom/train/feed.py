@@ -7,17 +7,22 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshloom.core.batch import Batch
+from meshloom.core.order import arrange, padded
 from meshloom.data.loader import Drawn, Loader
+from meshloom.plan.plan import Plan
+from meshloom.train.gradient import batch_shardings
 
 
 class Feed:
-    """Rows of a global batch [micro, rows / micro, seq] for this process.  where: the batch's shardings; without segments where rows hold one
-    document each or one stream (padding stands last there, so no token sees it)."""
+    """Rows of a global batch [micro, rows / micro, seq] for this process, in the order in which the plan's devices hold their tokens (`core.order`);
+    without segments where rows hold one document each or one stream (padding stands last there, so no token sees it).  micro: as the plan's
+    where not given."""
 
-    def __init__(self, where: Batch, micro: int, rows: int, seq: int):
-        self.where, self.micro, self.seq = where, micro, seq
+    def __init__(self, plan: Plan, rows: int, seq: int, micro: int = 0):
+        self.layout, self.where, self.micro = plan.layout, batch_shardings(plan), micro or plan.micro
+        micro, seq = self.micro, padded(plan.layout, seq)
         self.per_micro = rows // micro
-        sharding: NamedSharding = where.tokens  # type: ignore  # a Batch of shardings
+        sharding: NamedSharding = self.where.tokens  # type: ignore  # a Batch of shardings
         parts = sharding.addressable_devices_indices_map((micro, self.per_micro, seq)).values()
         spans = [part[1].indices(self.per_micro)[:2] for part in parts if part is not None]
         self.first, self.last = min(lo for lo, _ in spans), max(hi for _, hi in spans)
@@ -41,11 +46,12 @@ class Feed:
         return Batch(**{name: None if where[name] is None else self._put(a, where[name]) for name, a in rows._asdict().items()})
 
     def _put(self, rows: np.ndarray, where: NamedSharding) -> jax.Array:
+        rows = arrange(self.layout, rows) if rows.ndim > 1 else rows
         local = rows.reshape(self.micro, self.last - self.first, *rows.shape[1:])
         shape = (self.micro, self.per_micro, *rows.shape[1:])
 
         def part(index: tuple[slice, ...]) -> np.ndarray:
             lo, hi, _ = index[1].indices(self.per_micro)
-            return local[:, lo - self.first : hi - self.first]
+            return local[:, lo - self.first : hi - self.first, *index[2:]]
 
         return jax.make_array_from_callback(shape, where, part)

@@ -42,7 +42,7 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
         grads, sums = accumulate(loss, w, batch)
         grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / scale, specs, grads, is_leaf=is_spec)
-        sums = {name: scored if name == "tokens" else sum_over(a, lay.summed) for name, a in sums.items()}
+        sums = {name: scored if name == "tokens" else over_devices(lay, a) for name, a in sums.items()}
         return grads, sums, global_norm(grads)
 
     if lay.devices == 1:
@@ -51,6 +51,11 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
     return jax.shard_map(
         local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
     )
+
+
+def over_devices(lay: Layout, a: jax.Array) -> jax.Array:
+    """A sum over this device's tokens as that over all devices'; what is of all devices already is left alone."""
+    return sum_over(a, tuple(axis for axis in lay.summed if axis in varying(a)))
 
 
 def batch_partition(plan: Plan) -> Batch:
@@ -83,6 +88,8 @@ def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
 
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
+    if s.role == "settled":
+        return jnp.zeros(g.shape, g.dtype)
     dim, scatter = lay.gathered("rest", "grad", s.axes)
     if scatter:
         g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)

@@ -146,9 +146,9 @@ class Hooks:
 
     def __init__(self, run: Run, step: Step, saved: Checkpoints, metrics: Metrics, progress: Progress, interval: Interval):
         self.run, self.step, self.saved, self.metrics, self.progress, self.interval = run, step, saved, metrics, progress, interval
-        self.feed = Feed(step.batch_shardings, run.plan.micro, run.batch.sequences, run.data.how.seq)
+        self.feed = Feed(run.plan, run.batch.sequences, run.data.how.seq)
         self.judge = make_score(run.model, run.config, run.plan)
-        self.held = Feed(step.batch_shardings, 1, run.plan.layout.even(run.eval.sequences), run.data.how.seq)
+        self.held = Feed(run.plan, run.plan.layout.even(run.eval.sequences), run.data.how.seq, micro=1)
         self.loss: float | None = None
         self.saved_at = 0
 

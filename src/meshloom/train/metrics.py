@@ -13,12 +13,30 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 
 from meshloom.core.files import explained, write_bytes
 
 SUMS: tuple[str, ...] = ("loss", "z", "correct", "tokens")
 """Added up over an interval; the others are the values of its last step."""
+ROUTERS = ("balance", "router_z", "load")
+"""Added up too, where the model has experts. load: [layers with experts, experts + 1], assignments to each expert, and dropped ones."""
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+
+
+class Routers(NamedTuple):
+    """What the routers did in an interval. balance: the load-balance loss of a layer, 1 where all experts are used alike. router_z: squared logsumexp
+    of a layer's logits, a token. dropped: part of the assignments that found no place. load: [layer][expert], part of the layer's assignments."""
+
+    balance: float
+    router_z: float
+    dropped: float
+    load: list[list[float]]
+
+    @property
+    def busiest(self) -> float:
+        """The largest load of an expert in any layer, as a multiple of its even share."""
+        return max(max(layer) * len(layer) for layer in self.load)
 
 
 class Line(NamedTuple):
@@ -32,10 +50,12 @@ class Line(NamedTuple):
     lr: float
     scale: float
     skipped: int
+    routers: Routers | None = None
 
     def tree(self) -> dict[str, Any]:
         """As it is written; null for what is no number, such as the norm of a skipped step."""
-        return {"kind": "train", **{k: v if math.isfinite(v) else None for k, v in self._asdict().items()}}
+        own = {k: v if math.isfinite(v) else None for k, v in self._asdict().items() if k != "routers"}
+        return {"kind": "train", **own, **(self.routers._asdict() if self.routers else {})}
 
 
 class Interval:
@@ -44,7 +64,7 @@ class Interval:
     def __init__(self, every: int, state: dict[str, dict[str, float]] | None = None):
         self.every = every
         held = state or {}
-        self.sums: dict[str, float] = held.get("sums") or dict.fromkeys(SUMS, 0.0)
+        self.sums: dict[str, Any] = held.get("sums") or dict.fromkeys(SUMS, 0.0)
         self.last: dict[str, float] = held.get("last", {})
         self.waiting: tuple[int, dict[str, jax.Array]] | None = None
 
@@ -64,10 +84,11 @@ class Interval:
         if self.waiting is None:
             return None
         (step, told), self.waiting = self.waiting, None
-        self.last = {name: float(value) for name, value in jax.device_get(told).items()}
+        told = jax.device_get(told)
+        self.last = {name: float(value) for name, value in told.items() if value.ndim == 0}
         if math.isfinite(self.last["loss"]) and math.isfinite(self.last["norm"]):  # a skipped step is counted, but is no part of the mean
-            for name in SUMS:
-                self.sums[name] += self.last[name]
+            for name in (*SUMS, *(name for name in ROUTERS if name in told)):
+                self.sums[name] = (np.asarray(self.sums.get(name, 0.0)) + told[name].astype(np.float64)).tolist()
         return self.line(step) if step % self.every == 0 else None
 
     def rest(self, step: int) -> Line | None:
@@ -78,9 +99,30 @@ class Interval:
         """The line of the interval that ends with this step; the next begins empty."""
         s, self.sums, last = self.sums, dict.fromkeys(SUMS, 0.0), self.last
         tokens = s["tokens"] or math.nan
+        loss, correct = s["loss"] / tokens, s["correct"] / tokens
         return Line(
-            step, s["loss"] / tokens, s["correct"] / tokens, int(s["tokens"]), last["norm"], last["lr"], last["scale"], int(last["skipped"])
+            step,
+            loss,
+            correct,
+            int(s["tokens"]),
+            last["norm"],
+            last["lr"],
+            last["scale"],
+            int(last["skipped"]),
+            _routers(s, len(s.get("load", ()))),
         )
+
+
+def _routers(sums: dict[str, Any], layers: int) -> Routers | None:
+    """What the routers did, from an interval's sums; None without experts.  Losses: a layer and scored token."""
+    if not layers:
+        return None
+    load = np.asarray(sums["load"])
+    each, dropped = load[:, :-1], load[:, -1]
+    total = np.maximum(each.sum(-1, keepdims=True), 1)
+    tokens = max(sums["tokens"], 1) * layers
+    share = [[round(float(x), 6) for x in layer] for layer in each / total]
+    return Routers(sums["balance"] / tokens, sums["router_z"] / tokens, float(dropped.sum() / total.sum()), share)
 
 
 class Metrics:

@@ -8,14 +8,13 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
-from meshloom.core.leaf import sum_over
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.objectives.lm import Bound, lm
 from meshloom.plan.plan import Plan
 from meshloom.runner.gather import gather_step
-from meshloom.train.gradient import batch_partition, batch_shardings
+from meshloom.train.gradient import batch_partition, batch_shardings, over_devices
 
 
 class Score(NamedTuple):
@@ -48,7 +47,7 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
         w, whole = gather_step(lay, specs, params, plan.dtype)
         _, sums = objective(bound, w, whole, jax.tree.map(lambda a: a[0], batch), None)
-        return jax.tree.map(lambda a: sum_over(a, lay.summed), sums)
+        return jax.tree.map(lambda a: over_devices(lay, a), sums)
 
     if lay.devices == 1:
         return jax.jit(local)

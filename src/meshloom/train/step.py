@@ -71,6 +71,7 @@ def make_step(
         grads, sums, norm = gradient(state.params, batch, key, state.scale.scale)
         lr = schedule(done * per_step)
         new, opt, finite = update(tx, grads, norm, state.opt, state.params, lr=lr, clip=train.clip)
+        new = select(finite, model.settle(c, new, sums), new)
         scale = next_scale(train.loss_scale, train.precision, state.scale, finite)
         ema = select(finite, average(state.ema, new, train.ema), state.ema) if train.ema else None
         told = {**sums, "norm": norm, "lr": lr, "scale": state.scale.scale, "skipped": scale.skipped, "consecutive": scale.consecutive}

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, named_leaves
-from meshloom.models.base import Model
+from meshloom.models.base import Model, Row
 from meshloom.models.table import find
 from meshloom.weights import safetensors
 from meshloom.weights.folder import check_free, whole_folder
@@ -70,9 +70,19 @@ def open_folder(folder: str | Path) -> Source:
     config = _config(model, said, folder / "config.json")
     generation = _json(folder / "generation_config.json") or {}
     ids = {key: said[key] for key in TOKEN_IDS if said.get(key) is not None}
-    rows = model.hf(config)
-    tensors = _with_prefix(_tensors(folder), rows[0].theirs.split(".")[0] + ".", {row.theirs for row in rows})
+    found = _tensors(folder)
+    rows = _rows_for(model, config, found)
+    tensors = _with_prefix(found, rows[0].theirs.split(".")[0] + ".", {row.theirs for row in rows})
     return Source(str(folder), model, config, tensors, rows, {}, said, {**ids, **generation})
+
+
+def _rows_for(model: Model, config: Any, tensors: Mapping[str, Any]) -> tuple[Row, ...]:
+    """The model's map, or its second one where the tensors have names of that alone."""
+    one, other = (
+        {p.theirs for p in make_map(rows, model.specs(config)).places} if rows else set()
+        for rows in (model.hf(config), model.fused(config))
+    )
+    return model.fused(config) if (other - one) & set(tensors) and not (one - other) & set(tensors) else model.hf(config)
 
 
 def _config(model: Model, said: Mapping[str, Any], file: Path) -> Any:
@@ -189,7 +199,7 @@ def _values(places: Sequence[Place], weights: Tree) -> Iterator[np.ndarray]:
     """Their tensors one after the other, on this host.  Every process must ask for all of them."""
     leaves = named_leaves(weights, is_spec)
     for place in places:
-        parts = [leaves[path] if place.layer is None else leaves[path][place.layer] for path in place.ours]
+        parts = [leaves[path][place.at] if place.at else leaves[path] for path in place.ours]
         yield theirs_from([_fetch(part) for part in parts], place)
 
 

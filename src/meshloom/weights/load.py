@@ -96,18 +96,19 @@ def check(source: Source) -> str:
 
 
 def _part(source: Source, places: list[Place], path: str, s: Spec, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
-    """One device's part of a parameter, padding zero.  places: its tensors, one a layer where it is stacked.  index: the part."""
+    """One device's part of a parameter, padding zero.  places: its tensors, one for each place in a stack.  index: the part."""
     bounds = [part.indices(size)[:2] for part, size in zip(index, s.shape)]
     out = np.zeros([stop - start for start, stop in bounds], dtype)
-    stacked = places[0].layer is not None
-    inner, used = (bounds[1:], s.used[1:]) if stacked else (bounds, s.used)
+    deep = len(places[0].at)
+    inner, used = bounds[deep:], s.used[deep:]
     cut = tuple(slice(start, max(start, min(stop, size))) for (start, stop), size in zip(inner, used))
     fill = tuple(slice(0, part.stop - part.start) for part in cut)
     if not math.prod(part.stop - part.start for part in cut):
         return out
-    for at, place in enumerate(places[slice(*bounds[0])] if stacked else places):
-        part = ours_from(source.tensors[place.theirs].view(), place, path)[cut]
-        (out[at] if stacked else out)[fill] = part
+    for place in places:
+        if all(start <= i < stop for i, (start, stop) in zip(place.at, bounds)):
+            part = ours_from(source.tensors[place.theirs].view(), place, path)[cut]
+            out[(*(i - start for i, (start, _) in zip(place.at, bounds)), *fill)] = part
     return out
 
 

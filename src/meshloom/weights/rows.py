@@ -4,6 +4,7 @@ A form is as in einops: "(h k) d -> d h k" turns their [heads * head, embed] int
 ours, axis `n` counts them. Everything here is a view where it can be, so nothing is copied before the wanted part is cut out.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,13 +27,15 @@ class Place(NamedTuple):
     ours: tuple[str, ...]
     """Paths of the parameters in it."""
     layer: int | None
-    """Which layer of a stack, or None."""
+    """Number of its layer in the model, or None."""
     form: str
     """How theirs becomes ours."""
     sizes: Mapping[str, int]
     """Size of each letter in the form, without padding."""
     shape: tuple[int, ...]
     """Its shape."""
+    at: tuple[int, ...] = ()
+    """Where in the stack our part of it is: (layer,), (layer, expert), or () for what is in none."""
 
 
 class Map(NamedTuple):
@@ -82,22 +85,28 @@ def make_map(rows: Sequence[Row], specs: Tree, extra: Mapping[str, int] | None =
         else:
             for place in _places(row, ours, leaves[ours[0]], extra or {}):
                 (once if place.layer is None else by_layer.setdefault(place.layer, [])).append(place)
-    named = {path for place in (*once, *by_layer.get(0, ())) for path in place.ours}
+    stacked = [place for layer in sorted(by_layer) for place in by_layer[layer]]
+    named = {path for place in (*once, *stacked) for path in place.ours}
     unnamed = sorted(set(leaves) - named)
     if unnamed:
         raise ValueError(f"No row of the map says where {', '.join(unnamed)} is stored. Add one.")
-    stacked = [place for layer in sorted(by_layer) for place in by_layer[layer]]
     return Map((*once, *stacked), twins, re.compile("|".join(ignored) or r"(?!)"))
 
 
 def _places(row: Row, ours: tuple[str, ...], s: Spec, extra: Mapping[str, int]) -> list[Place]:
-    """The tensors of one row: one, or one a layer."""
-    stacked = s.axes[:1] == ("layer",)
-    axes, used = (s.axes[1:], s.used[1:]) if stacked else (s.axes, s.used)
+    """The tensors of one row: one, or one a layer, or one an expert of each layer."""
+    deep = (s.axes[:1] == ("layer",)) + ("{expert}" in row.theirs)
+    axes, used = s.axes[deep:], s.used[deep:]
     sizes = {"n": len(ours), **{LETTERS[name]: size for name, size in zip(axes, used)}, **extra}
     shape = tuple(math.prod(sizes[letter] for letter in group) for group in sides(row.form)[0])
-    numbers: Sequence[int | None] = range(s.shape[0]) if stacked else (None,)
-    return [Place(row.theirs.replace("{layer}", str(i)), ours, i, row.form, sizes, shape) for i in numbers]
+    numbers = row.layers or tuple(range(s.shape[0] if deep else 0))
+    assert not deep or len(numbers) == s.shape[0], f"{row.theirs}: {len(numbers)} numbers for a stack of {s.shape[0]} layers"
+    out = []
+    for at in itertools.product(*(range(n) for n in s.shape[:deep])):
+        layer = numbers[at[0]] if deep else None
+        name = row.theirs.replace("{layer}", str(layer)).replace("{expert}", str(at[-1]) if deep else "")
+        out.append(Place(name, ours, layer, row.form, sizes, shape, at))
+    return out
 
 
 def ours_from(tensor: np.ndarray, place: Place, path: str) -> np.ndarray:
