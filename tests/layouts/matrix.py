@@ -22,16 +22,21 @@ SIZES = {
     "zero3": "zero3=2",
     "tensor": "tensor=2",
     "sequence": "tensor=2 sequence",
+    "context": "context=2",
+    "ulysses": "ulysses=2",
+    "expert": "expert=2",
     "tensor2d": "tensor2d=2x2",
     "tensor25d": "tensor25d=2x2x2",
     "tensor3d": "tensor3d=2x2x2",
 }
 """The smallest spelling of each strategy that splits something."""
 MODELS = {
-    "llama": ("model.variant=qwen3", "model.vocab=385", "model.kv_heads=2", "model.qkv_bias=true", "model.o_bias=true"),
-    "gpt2": ("model.family=gpt2", "model.vocab=385", "model.tied=false"),
+    "llama": ("quickstart", "model.variant=qwen3", "model.vocab=385", "model.kv_heads=2", "model.qkv_bias=true", "model.o_bias=true"),
+    "gpt2": ("quickstart", "model.family=gpt2", "model.vocab=385", "model.tied=false"),
+    "moe": ("moe-small", "model.vocab=385"),
+    "moe-capacity": ("moe-small", "model.vocab=385", "model.tied=false", "model.capacity=1.0"),
 }
-"""Small, odd in every way: vocabulary, grouped key heads, biases, tied and untied."""
+"""A recipe and what is changed in it: odd vocabularies, grouped key heads, biases, tied and untied, experts dropless and with capacity."""
 LARGE = ("data=2 zero3=2 tensor=4 sequence", "zero3=8 tensor=2", "data=4 zero2=4 tensor=2 sequence", "zero3=16 tensor=2 sequence")
 """Products on 16 and 32 devices."""
 DEVICES = 16
@@ -74,9 +79,9 @@ def sample(every: int, most: int = 8) -> dict[str, list[str]]:
     from meshloom.parallel.table import devices
 
     todo = [pair.spelling for pair in pairs() if pair.spelling and pair.first != pair.second and devices(pair.spelling) <= most]
-    names = list(MODELS)
-    out: dict[str, list[str]] = {name: [] for name in names}
+    out: dict[str, list[str]] = {name: [] for name in MODELS}
     for i, spelling in enumerate(todo[::every]):
+        names = [name for name in MODELS if "expert" not in spelling or MODELS[name][0] == "moe-small"]
         out[names[i % len(names)]].append(spelling)
     return out
 
@@ -96,7 +101,7 @@ def prove(model: str, spellings: list[str], steps: int = 5) -> Iterator[Result]:
     from meshloom.recipes import verify
     from meshloom.recipes.load import load_recipe
 
-    case = verify.case(load_recipe("quickstart", (*MODELS[model], "batch.micro_batches=2")))
+    case = verify.case(load_recipe(MODELS[model][0], (*MODELS[model][1:], "batch.micro_batches=2")))
     for row in verify.check(case, tuple(spellings), steps):
         worst = max(row.differences.get(name, 0.0) for name in ("loss", "gradient", "norm")) if row.differences else 0.0
         said = f"refused: {row.refused}" if row.refused else "; ".join(row.wrong) or "equal"
