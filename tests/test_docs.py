@@ -79,6 +79,21 @@ def test_environment_variables_are_told_and_read_in_command_files_only() -> None
     assert told == read
 
 
+def test_what_the_page_on_tensor_programs_runs_prints_what_it_says() -> None:
+    """The Python of docs/named.md in its order; a block of text is what the block before it prints."""
+    page = (ROOT / "docs" / "named.md").read_text(encoding="utf-8")
+    names: dict = {}
+    printed = ""
+    for kind, text in re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL):
+        if kind == "text":
+            assert printed == text
+            continue
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(text, "docs/named.md", "exec"), names)
+        printed = out.getvalue()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_small_enough_to_hold(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST, f"{path.name}: look for the second thing that it does"

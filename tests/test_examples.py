@@ -78,6 +78,39 @@ def test_data_pipeline(home: Path, tmp_path: Path) -> None:
     assert "{0: 750, 1: 250}" in told and "[1, 1, 0, 1, 1, 1]" in told and "5. resume at sample 24" in told
 
 
+def same_under_layouts(told: str, layouts: int, most: float) -> None:
+    """One line for one device and one for each layout, all with the same loss, and an explanation whose total is that of its layout."""
+    lines = re.findall(r"^(.*?) +loss ([\d.]+)  differs (\S+)  (.*)$", told, re.MULTILINE)
+    assert len(lines) == 1 + layouts and lines[0][0] == "one device" and all(float(differs) <= most for _, _, differs, _ in lines)
+    rules = held_in(r"^mesh rows=2 cols=4, rules (.*)$", told)
+    assert rules == lines[1][0] and "all together" in told and "backward of einsum" in told
+
+
+def held_in(pattern: str, text: str) -> str:
+    """What a pattern's group holds in its one place in a text."""
+    (found,) = re.findall(pattern, text, re.MULTILINE)
+    return found
+
+
+def test_named_digits(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    told = run(home, tmp_path, "named_digits.py", "--epochs", "2")
+    same_under_layouts(told, 4, 1e-4)
+    assert min(float(n) for n in re.findall(r"held out ([\d.]+)%", told)) > 80
+
+
+def test_two_tower(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "two_tower.py", "--steps", "3")
+    same_under_layouts(told, 4, 1e-4)
+    assert "rename pair out -> item out" in told and "all-gather over rows, 1 array, 16,384 B" in told
+
+
+def test_named_transformer(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "named_transformer.py", "--steps", "2")
+    same_under_layouts(told, 4, 1e-4)
+    assert "reduce-scatter over rows x cols" in told
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
 def test_examples_are_short_and_say_what_they_show(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -36,9 +36,12 @@ LAYOUTS = {
     "tensor3d": "tensor3d=2x2x2",
     "context": "context=4",
     "ulysses": "ulysses=4",
+    "expert": "expert=4",
     "product": "zero3=4 tensor=2 sequence",
 }
 """Name of a picture -> the layout that it shows."""
+RECIPES = {"expert": "moe-small"}
+"""Name of a picture -> its recipe, where that is not quickstart."""
 SIZES = Config(layers=4, embed=256, heads=8, kv_heads=4, ffn=688, vocab=4096, max_seq=256)
 SPELLING = "zero3=4 tensor=2"
 SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
@@ -132,8 +135,10 @@ def mesh(ax, lay: Layout, s: Spec) -> None:
 
 
 def layout(name: str) -> Drawing:
-    """What the picture of a layout shows: the quickstart model, its batch in two micro-batches, as in the tables of docs/layouts."""
-    return drawn(load_recipe("quickstart", ["batch.micro_batches=2", "train.runner=scan"]), LAYOUTS[name], platform="cpu")
+    """What the picture of a layout shows: the model of the tables of docs/layouts, its batch in two micro-batches."""
+    return drawn(
+        load_recipe(RECIPES.get(name, "quickstart"), ["batch.micro_batches=2", "train.runner=scan"]), LAYOUTS[name], platform="cpu"
+    )
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ _HOMES = {
     "product": "einsum",
     "reduce": "sum mean max min any all logsumexp softmax log_softmax argmax top_k sort",
     "shape": "rename split merge slice pad concat shift cumsum",
+    "loop": "scan",
     "index": "take one_hot range zeros full",
     "program": "program legal grad value_and_grad",
     "explain": "explain",
@@ -24,8 +25,9 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 def __getattr__(name: str):
     """A name of the language, or one of JAX's elementwise functions (`named.elementwise.FUNCTIONS`) on tensors."""
     from importlib import import_module
+    from importlib.util import find_spec
 
-    if name.startswith("_") or name in _NEVER:
+    if name.startswith("_") or find_spec(f"meshloom.{name}"):  # a module of ours is not looked up here, but imported
         raise AttributeError(f"module 'meshloom' has no attribute '{name}'")
     if name in _HOME:
         value = getattr(import_module(f"meshloom.named.{_HOME[name]}"), name)
@@ -38,9 +40,6 @@ def __getattr__(name: str):
         value = elementwise.of(name)
     globals()[name] = value
     return value
-
-
-_NEVER = {"main", "pytest_plugins"}
 
 
 def __dir__() -> list[str]:

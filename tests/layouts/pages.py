@@ -53,7 +53,7 @@ def across(spellings: str) -> str:
     """What one device sends in a step of the model, by the mesh axes over which it goes."""
     model, c, spellings = shown(spellings)
     rows = []
-    for spelling in spellings.split(", "):
+    for spelling in re.split(r", (?=\w+\d?=)", spellings):
         layout, sent = build(spelling, c, SEQ), {}
         for m in step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32")):
             sent[m.axes] = sent.get(m.axes, 0) + wire_bytes(m, layout)
@@ -66,7 +66,7 @@ def memory(spellings: str) -> str:
     """Bytes of the model's parameters on one device between steps."""
     model, c, spellings = shown(spellings)
     rows = []
-    for spelling in spellings.split(", "):
+    for spelling in re.split(r", (?=\w+\d?=)", spellings):
         assert parse(spelling) is not None
         rows.append((f"`{spelling or 'one device'}`", f"{stored(build(spelling, c, SEQ), model.specs(c)):,}"))
     return table(("layout", "fp32 parameters on a device, bytes"), rows)

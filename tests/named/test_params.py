@@ -63,6 +63,7 @@ def test_options_of_a_strategy_are_refused() -> None:
     from meshloom.parallel.table import STRATEGIES
 
     for name, s in STRATEGIES.items():
+        word = f"{s.beside}=2 {name}" if s.beside else f"{name}={'x'.join(['2'] * s.axes)}"
         for option in s.options:
             with pytest.raises(ValueError, match=f"Option '{option}' of '{name}' is made for Meshloom's own models"):
-                ml.shard(PARAMS, RULES, f"{name}=2:{option}")
+                ml.shard(PARAMS, RULES, f"{word}:{option}")

@@ -10,7 +10,7 @@ import meshloom as ml
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(16, 8)).astype(np.float32), RNG.normal(size=(16, 4)).astype(np.float32)
-LAYOUTS = ("data=8", "zero1=8", "zero2=4 tensor=2", "zero3=4 tensor=2", "data=2 zero3=2 tensor=2")
+LAYOUTS = ("data=8", "zero1=8", "zero2=4 tensor=2", "zero1=2 zero3=4", "tensor2d=2x2", "zero3=4 tensor=2", "data=2 zero3=2 tensor=2")
 
 
 def plain():
@@ -37,7 +37,10 @@ def linen():
 
 def nnx():
     """flax.nnx: the state of a module."""
-    nnx = pytest.importorskip("flax.nnx")
+    try:
+        from flax import nnx
+    except (ImportError, AttributeError) as reason:  # Flax 0.12.8 does not know JAX 0.12
+        pytest.skip(f"flax.nnx: {reason}")
 
     class Net(nnx.Module):
         def __init__(self, rngs) -> None:
@@ -96,7 +99,7 @@ def test_equals_plain_jit_under_every_layout(library) -> None:
     loss = lambda p, batch: jnp.mean((apply(p, batch[0]) - batch[1]) ** 2)
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     want, after = by_hand(params, loss, optimizer)
-    for layout in LAYOUTS if library is plain else LAYOUTS[3:]:
+    for layout in LAYOUTS if library is plain else LAYOUTS[-2:]:
         losses, got = losses_and_params(ml.make_step(loss, optimizer, ml.shard(params, rules, layout)))
         np.testing.assert_allclose(losses, want, rtol=1e-5, err_msg=layout)
         for a, b in zip(got, after, strict=True):

@@ -1,6 +1,8 @@
 """Tensors outside and inside programs: what they hold, how they say what they are, and what they refuse."""
 
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -89,3 +91,10 @@ def test_package_names_are_lazy_and_unknown_ones_refused() -> None:
     with pytest.raises(AttributeError, match="There is no name in meshloom, 'einsun'. Did you mean 'einsum'"):
         _ = ml.einsun
     assert "einsum" in dir(ml) and ml.exp is ml.exp and pickle.loads(pickle.dumps(ml.legal)) is ml.legal
+
+
+def test_importing_the_package_and_its_modules_imports_no_jax() -> None:
+    program = (
+        "import sys, meshloom; from meshloom import cli; assert 'jax' not in sys.modules; meshloom.einsum; assert 'jax' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"})

@@ -24,6 +24,7 @@ CASES = [
     ("llama_untied", "tensor25d=2x2x2", 2, "unroll", "full"),
     ("gpt2", "tensor25d=2x2x2", 2, "scan", "selective"),
     ("neox", "tensor25d=2x2x2", 1, "scan", "full"),
+    ("llama", "tensor25d=2x2x2:stream", 2, "scan", "none"),
 ]
 
 

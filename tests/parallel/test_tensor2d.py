@@ -28,6 +28,10 @@ CASES = [
     ("gpt2", "data=2 tensor2d=2x2", 2, "scan", "selective"),
     ("neox", "tensor2d=2x2", 2, "scan", "full"),
     ("neox", "zero3=2 tensor2d=2x2", 1, "scan", "none"),
+    ("llama", "tensor2d=2x2:stream", 2, "scan", "selective"),
+    ("gpt2", "tensor2d=2x2:stream", 1, "unroll", "full"),
+    ("neox", "data=2 tensor2d=2x2:stream", 1, "scan", "full"),
+    ("llama_untied", "zero1=2 tensor2d=2x2:stream", 1, "unroll", "none"),
 ]
 
 
@@ -143,6 +147,12 @@ def program_loss(spelling: str) -> float:
         ({}, "tensor2d=2x2x2", "gives 3 sizes, and 'tensor2d' has 2 mesh axes"),
         ({}, "tensor2d=1x4", "tensor2d=1x4 splits one way only. Write tensor=4"),
         ({}, "tensor2d=4x1", "splits one way only. Write zero3=4"),
+        (
+            {},
+            "tensor2d=2x4:stream",
+            "Streamed products need as many rows as columns, and 2x4 is not a square. Use 4x4, or leave out ':stream'",
+        ),
+        ({}, "tensor2d=2x2:steam", "'steam' in layout 'tensor2d=2x2:steam' is not an option of 'tensor2d'. Did you mean 'stream'"),
         ({}, "tensor2d=2x2 tensor=2", "asks for tensor2d and tensor, which all split the matrices. Choose one"),
         (
             dict(embed=36, heads=4),
@@ -159,6 +169,22 @@ def test_refuses(sizes, spelling, said) -> None:
     _, c = config("gpt2", **sizes)
     with pytest.raises(ValueError, match=said):
         build(spelling, c, 16)
+
+
+def test_experts_are_refused_where_tokens_are_not_whole_and_run_where_they_are() -> None:
+    _, c = config("moe")
+    for spelling, said in (
+        ("tensor2d=2x2:stream", "Streamed products"),
+        ("tensor25d=2x2x2:stream", "Streamed products"),
+        ("tensor3d=8", "Layers split by a cube"),
+    ):
+        with pytest.raises(
+            ValueError, match=said + ".* have no form for the 8 experts of this model: a router needs whole tokens. Use tensor or tensor2d"
+        ):
+            build(spelling, c, 16)
+    got = gradient("moe", "tensor2d=2x2", 1)
+    same(got, gradient("moe", "", 1))
+    assert [line for line in got.lines if not line.equal] == []
 
 
 def test_refuses_rows_that_do_not_divide() -> None:

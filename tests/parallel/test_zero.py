@@ -3,7 +3,9 @@
 import pytest
 
 from meshloom.parallel.table import build
+from meshloom.parallel.zero import strategy
 from meshloom.plan.cost import shapes, step_cost
+from meshloom.plan.verify import NEAR
 from meshloom.runner.run import How
 from programs import config
 
@@ -57,6 +59,31 @@ def test_the_outer_stage_moves_once_a_step(micro) -> None:
         ("reduce-scatter", ("zero2",), f"gradients, {often}"): micro * whole,
     }
     assert bytes_of("data=2 zero3=4", micro)["all-reduce", ("data",), "gradients, once a step"] == whole // 4
+
+
+def test_blocks_move_a_number_in_a_byte_or_half() -> None:
+    """Shards of a layer's matrices: 4 of 32 x 64 and 3 of 32 x 48 numbers over 4 devices; the embedding of 384 x 32; gains as they are."""
+    gains, matrices, table = 4 * 2 * 32, (*[32 * 64 // 4] * 4, *[32 * 48 // 4] * 3), 384 * 32 // 4
+    eight = lambda n: n + 4 * -(-n // 256) if n % 256 == 0 else 256 * -(-n // 256) + 4 * -(-n // 256)
+    four = lambda n: -(-n // 256) * (128 + 4)
+    moved = bytes_of("zero3=4:qw8,qg4", dtype="bfloat16")
+    layer = 4 * sum(eight(n) for n in matrices)
+    assert moved["all-gather", ("zero3",), "parameters, every micro-batch"] == 2 * layer + 4 * eight(table) + 2 * gains // 2 + 2 * 32
+    assert moved["all-gather", ("zero3",), "parameters, every micro-batch, backward"] == 2 * layer + gains
+    assert moved["all-to-all", ("zero3",), "gradients, every micro-batch"] == 4 * (2 * sum(four(n) for n in matrices) + four(table))
+    assert moved["reduce-scatter", ("zero3",), "gradients, every micro-batch"] == gains + 2 * 32
+
+
+def test_refuses_two_widths_of_one_gradient() -> None:
+    with pytest.raises(ValueError, match="Options qg8, qg4 give one gradient two widths. Choose qg8 or qg4"):
+        build("zero3=2:qg8,qg4", config("gpt2")[1], 16)
+
+
+def test_options_that_round_say_how_far() -> None:
+    for stage in (1, 2, 3):
+        assert set(strategy(stage).options) == set(strategy(stage).apart) and all(
+            set(a) == set(NEAR) for a in strategy(stage).apart.values()
+        )
 
 
 def test_bf16_halves_all_but_the_scatter_of_summed_gradients() -> None:

@@ -132,6 +132,11 @@ def test_embed_is_whole_inside_a_layer_unless_its_weights_are_split() -> None:
     assert shape("tensor2d=2x2") == (32, 16, 32) and shape("tensor3d=2x2x2") == (32, 16, 16)
 
 
+def test_experts_have_room_for_the_tokens_of_all_devices_that_split_them() -> None:
+    inside = next(held.parts[0] for held in drawn("expert=4", "moe").acts if held.paths == ("inside the experts",))
+    assert inside.shape == (8 // 4, 64 * 16 * 2 // 8, 24) and inside.note == "in even shares"
+
+
 def test_the_mesh_is_explained() -> None:
     d = drawn("zero3=4 tensor=2 sequence")
     zero, tensor = d.axes

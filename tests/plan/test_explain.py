@@ -3,9 +3,13 @@
 import jax
 import pytest
 
-from meshloom.plan.explain import brief, lines, number, size
+from meshloom.parallel.table import build
+from meshloom.plan.explain import Kept, brief, explain, lines, number, size, unsplit
+from meshloom.plan.plan import Plan
 from meshloom.recipes.launch import choose, describe_plan, explained
 from meshloom.recipes.load import load_recipe
+from meshloom.runner.run import How
+from programs import config as config_of
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,21 @@ def test_text_names_every_part(config) -> None:
     ):
         assert words in text
     assert len(brief(e)) == 4 and "data=2 x zero3=2 x tensor=2" in brief(e)[1]
+
+
+def test_large_parameters_that_nothing_splits_are_named() -> None:
+    """Of a GPT-2 with a wide MLP: biases without an embed axis stay whole; biases and gains with one are split."""
+    model, c = config_of("gpt2", embed=64, ffn=8192, layers=4)
+    lay = build("zero3=8", c, 16)
+    e = explain(model, c, "zero3=8", Plan(None, lay, How(), 1, "float32"), 16, 8, Kept({}, lay, {}))
+    held = 4 * (4 * 8192 + 3 * 4 * 64)
+    want = "layers.mlp.up_bias, layers.attn.q_bias, layers.attn.k_bias, layers.attn.v_bias"
+    assert unsplit(e) == f"{want}: {size(held)} in all, {held / e.stored['parameters']:.0%} of the parameters that a device keeps"
+    assert f"not split  {want}" in brief(e)[4] and "not split  layers.mlp.up_bias" in "\n".join(lines(e))
+    for spelling, sizes in (("data=8", {}), ("zero3=2", {"ffn": 64, "embed": 256})):
+        model, c = config_of("gpt2", **sizes)
+        lay = build(spelling, c, 16)
+        assert not unsplit(explain(model, c, spelling, Plan(None, lay, How(), 1, "float32"), 16, 8, Kept({}, lay, {})))
 
 
 def test_units() -> None:

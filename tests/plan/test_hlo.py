@@ -32,6 +32,11 @@ CASES = {
         P(("a", "b")),
         {("collective-permute", ("b",)): (1, 128)},
     ),
+    "half stay": (
+        lambda x: lax.ppermute(x, "b", [(0, 0), (1, 2), (2, 1), (3, 3)]),
+        P(("a", "b")),
+        {("collective-permute", ("b",)): (1, 64)},
+    ),
     "shift along both": (
         lambda x: lax.ppermute(x, ("a", "b"), [(i, (i + 1) % 8) for i in range(8)]),
         P(("a", "b")),
@@ -113,6 +118,29 @@ def test_reads_asynchronous_and_variadic_forms() -> None:
     }
 
 
+CONDITION = """
+%fused (p.1: s32[], p.2: s32[]) -> pred[] {
+  ROOT %lt = pred[] compare(%p.1, %p.2), direction=LT
+}
+
+%cond (p: (s32[], bf16[8,16])) -> pred[] {
+  %c = s32[]{:T(128)} constant(6), metadata={op_name="while/cond/lt"}
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %f = pred[] fusion(%i, %c), kind=kLoop, calls=%fused
+}
+
+ENTRY"""
+
+
+def test_a_loops_length_is_read_from_its_condition_where_nothing_says_it() -> None:
+    """As a TPU's compiler writes loops."""
+    said = ', backend_config={"known_trip_count":{"n":"6"}}'
+    silent = TEXT.replace(said, "").replace("\nENTRY", CONDITION)
+    assert said in TEXT and total(collectives(silent, SIZES)) == total(collectives(TEXT, SIZES))
+    with pytest.raises(ValueError, match="no known trip count"):
+        collectives(silent.replace("direction=LT", "direction=NE"), SIZES)
+
+
 def test_keeps_the_name_of_the_place() -> None:
     assert [f.name for f in collectives(TEXT, SIZES) if f.kind == "all-reduce"] == ["jit(f)/psum"]
 
@@ -143,5 +171,6 @@ def test_bytes_of_a_type(type, size) -> None:
 def test_groups_of_every_spelling() -> None:
     pairs = frozenset({frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7})})
     assert replica_groups("replica_groups=[4,2]<=[2,4]T(1,0)", 8) == replica_groups("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 8) == pairs
+    assert replica_groups("channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'a'}, dimensions={0}", 8) == pairs  # JAX 0.12 names the mesh
     assert axis_groups(SIZES)[pairs] == ("a",)
     assert replica_groups("replica_groups={}", 2) == frozenset({frozenset({0, 1})})

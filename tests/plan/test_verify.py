@@ -5,7 +5,7 @@ import pytest
 from meshloom.models.table import MODELS
 from meshloom.parallel.table import build
 from meshloom.plan.cost import Line
-from meshloom.plan.verify import LAYOUTS, SEQ, Row, Stored, needs_devices, refused, shrink, tables
+from meshloom.plan.verify import LAYOUTS, NEAR, SEQ, Row, Stored, limits, needs_devices, refused, shrink, tables
 from programs import config
 
 
@@ -58,6 +58,13 @@ def test_admits_what_the_model_admits() -> None:
 
 def test_devices_that_the_layouts_need() -> None:
     assert needs_devices(()) == 8 and needs_devices(("tensor=4 sequence", "data=2 tensor=2")) == 4
+
+
+def test_options_that_round_have_bounds_of_their_own() -> None:
+    assert limits("data=2 zero3=4") == NEAR and limits("zero3=4:qg8")["loss"] == pytest.approx(0.01, rel=0.01)
+    assert limits("zero1=2:qg4 zero3=4:qg4")["gradient"] > limits("zero3=4:qg4")["gradient"] > 100 * NEAR["gradient"]
+    row = Row("zero3=4:qg8", {"loss": 2e-3, "gradient": 2e-2}, "norm", True, True, (), ())
+    assert row.wrong == [] and row._replace(spelling="zero3=4").wrong == ["loss differs by 2.0e-03", "gradient differs by 2.0e-02"]
 
 
 def test_tables_show_what_differs() -> None:

@@ -32,6 +32,14 @@ def test_batch_and_layout_do_not_matter(run):
     assert evaluate(str(base / "run"), sequences=2, limit=3).tokens == evaluate(str(base / "run"), sequences=3, limit=3).tokens
 
 
+@pytest.mark.parametrize("layout", ["context=4", "data=2 context=2 ulysses=2"])
+def test_a_sequence_may_be_split_and_padded(run, layout):
+    """Rows of 30 tokens, which eight pieces or four parts do not divide."""
+    base, _ = run
+    one, split = evaluate(str(base / "run"), seq=30), evaluate(str(base / "run"), seq=30, layout=layout)
+    assert split.tokens == one.tokens and split.accuracy == one.accuracy and split.loss == pytest.approx(one.loss, rel=1e-6)
+
+
 def test_own_text(run, tmp_path, capsys):
     base, _ = run
     (tmp_path / "own.txt").write_text("the sea was calm and a ship came in")

@@ -38,6 +38,12 @@ def test_what_does_not_fit_is_refused(over, says, tmp_path):
         launch.choose(recipe(tmp_path, **over))
 
 
+def test_padding_of_a_split_sequence_is_said(tmp_path):
+    chosen = launch.choose(recipe(tmp_path, layout="context=4", data={"seq": 30}))
+    assert "sequence: rows of 30 tokens are padded to 32 for context=4 (6.2% of the work, weight 0)" in chosen.said
+    assert any("attention in a ring of 4 devices, 4 heads (2 for keys) on each" in line for line in chosen.said)
+
+
 def test_vocabulary_smaller_than_the_tokenizers(tmp_path):
     config = recipe(tmp_path, model={"vocab": 300})
     with pytest.raises(ValueError, match=r"300"):

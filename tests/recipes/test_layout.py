@@ -16,7 +16,7 @@ def test_totals_are_those_of_the_plan() -> None:
     """The same bytes as `meshloom train --dry-run` prints."""
     config = load_recipe("quickstart", ["layout=zero3=4 tensor=2", "batch.micro_batches=2", "train.ema=0.9"])
     d, e = drawn(config, platform="cpu"), explained(config, choose(config))
-    assert d.traffic.sent == pytest.approx(sum(sent for _, sent in e.moved))
+    assert d.traffic.sent == pytest.approx(sum(sent for _, sent in e.moved[""]))
     assert sum(held.parts[0].bytes for held in d.weights) == e.stored["parameters"]
 
 

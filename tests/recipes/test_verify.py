@@ -44,6 +44,16 @@ def test_layout_equals_one_device(rows, spelling) -> None:
     assert {s.kind for s in row.stored} == {"params", "optimizer", "average"} and row.moved
 
 
+def test_blocks_stay_within_their_bounds_and_train_as_well(odd) -> None:
+    """Sixteen steps with 4-bit gradients and 8-bit weights, on random tokens."""
+    one = own.run(odd, "", 16)
+    got = own.run(odd, "zero3=4:qw8,qg4", 16)
+    row = own.row("zero3=4:qw8,qg4", got, one, [])
+    row = row._replace(differences={name: d for name, d in row.differences.items() if name != "weights"})
+    assert row.wrong == [] and row.replicas and row.differences["gradient"] > 1e-3
+    assert got.losses[-1] == pytest.approx(one.losses[-1], rel=1e-2)
+
+
 def test_zero_stores_a_share(rows) -> None:
     whole, share = (rows[name].stored[0].found for name in ("data=8", "zero1=8"))
     assert share < 0.15 * whole

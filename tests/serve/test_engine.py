@@ -29,6 +29,8 @@ LAYOUTS = [
     "tensor2d=2x4",
     "tensor25d=2x2x2",
     "tensor3d=2x2x2",
+    "context=2 ulysses=2",  # idle: the sequence is whole
+    "context=2 tensor=2 sequence",
 ]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
 SIZES = dict(layers=1, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)

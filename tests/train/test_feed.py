@@ -44,6 +44,19 @@ def test_put_keeps_every_row_in_order(spelling, tmp_path):
     assert batch.tokens.sharding.is_equivalent_to(f.where.tokens, 3)
 
 
+def test_rows_are_dealt_to_a_ring_and_padded(tmp_path):
+    """Device r gets pieces r and 3 - r of each row; a row of 6 tokens is made 8 long, and its padding weighs nothing."""
+    c = recipe(tmp_path).model.config
+    layout = build("data=2 context=2", c, 6)
+    f = Feed(Plan(make_mesh(layout), layout, How(), 1, "float32"), 2, 6)
+    grid = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
+    batch = f.put(Rows(grid, grid + 1, np.ones((2, 6), np.float32), np.ones((2, 6), np.int32), grid, np.arange(2, dtype=np.int32)))
+    np.testing.assert_array_equal(batch.tokens[0], [[1, 2, 0, 0, 3, 4, 5, 6], [7, 8, 0, 0, 9, 10, 11, 12]])
+    np.testing.assert_array_equal(batch.weights[0], [[1, 1, 0, 0, 1, 1, 1, 1]] * 2)
+    np.testing.assert_array_equal(batch.targets[0, 0, :2], [2, 3])
+    assert {s.data.shape for s in batch.tokens.addressable_shards} == {(1, 1, 4)}
+
+
 def test_a_part_of_the_rows(tmp_path):
     """A process with the last two devices of four gets the last half of every micro-batch."""
     f = feed("data=4", 2, 8, tmp_path)

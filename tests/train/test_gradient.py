@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshloom.core.mesh import make_mesh, shardings
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build
+from meshloom.plan.plan import Plan
+from meshloom.plan.verify import limits
+from meshloom.recipes.verify import QUICK, furthest
 from meshloom.runner.forward import logits
+from meshloom.runner.run import How
+from meshloom.train.gradient import batch_shardings, make_gradient
 from programs import config, gradient, rows, same, tree_of, weights
 
 CASES = [
@@ -32,6 +40,36 @@ def test_layout_equals_one_device(name, spelling, micro, runner, remat) -> None:
     same(got, gradient(name, "", 1))
     assert [line for line in got.lines if not line.equal] == []
     assert got.lines
+
+
+BLOCKS = [
+    ("llama", "zero3=8:qw8", 1, "scan", "none"),
+    ("gpt2", "zero3=4:qw8,qg8", 2, "unroll", "none"),
+    ("llama_untied", "zero2=2:qw8,qg4 tensor=2", 2, "scan", "full"),
+    ("neox", "zero2=2 zero3=2:qw8,qg8", 2, "scan", "selective"),
+    ("llama", "zero1=2:qw8,qg4 zero3=4:qw8,qg4", 1, "scan", "none"),
+]
+
+
+@pytest.mark.parametrize("name, spelling, micro, runner, remat", BLOCKS)
+def test_blocks_move_what_they_say_and_stay_within_bounds(name, spelling, micro, runner, remat) -> None:
+    got, one = gradient(name, spelling, micro, runner, remat), gradient(name, "", 1)
+    assert [line for line in got.lines if not line.equal] == [] and got.lines
+    near, apart = limits(spelling), furthest(got.grads, one.grads)[1]
+    assert 1e-4 < apart < near["gradient"], "rounded, and not further than stated"
+    assert abs(got.loss / one.loss - 1) < near["loss"] and abs(got.norm / one.norm - 1) < near["norm"]
+
+
+def test_an_overflow_shows_behind_blocks() -> None:
+    """fp16's loss scale looks at the norm: it has to be infinite where a gradient is, whatever carried it."""
+    model, c = config("llama_plain")
+    lay = build("zero3=4:qw8,qg8", c, 16)
+    plan = Plan(make_mesh(lay), lay, How(), 1, "float16")
+    params = jax.tree.map(jax.device_put, weights("llama_plain"), shardings(plan.mesh, lay, "rest", model.specs(c)))
+    batch = jax.tree.map(jax.device_put, rows(8, 1), batch_shardings(plan))
+    step = jax.jit(make_gradient(model, c, plan, lm()), compiler_options=QUICK)
+    norms = [float(step(params, batch, None, jnp.float32(scale))[2]) for scale in (1.0, 1024.0, 2.0**31)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-2) and not np.isfinite(norms[2])
 
 
 def test_one_device_is_right_by_itself() -> None:

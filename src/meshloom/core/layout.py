@@ -14,6 +14,10 @@ KEPT = ("live", "step", "grad", "rest")
 """The tables of parameters, from the fewest splits to the most: what splits a parameter in one of them splits it in the later ones too."""
 
 
+INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
+"""Axes of what a layer computes in its work region, where activations are split over `Layout.work`."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where arrays live. Each table maps an array-axis name to the mesh axes that split it; a name that is absent is not split.
@@ -88,6 +92,11 @@ class Layout:
         return tuple(dict.fromkeys((*self.tokens, *self.inner)))
 
     @property
+    def square(self) -> tuple[str, str, int] | None:
+        """Mesh axes and side of the square of devices over which products of layers stream panels (`tensor2d=2x2:stream`), or None."""
+        return ("rows", "cols", self.sizes["rows"]) if any("stream" in said for said in self.options.values()) else None
+
+    @property
     def work(self) -> tuple[str, ...]:
         """Mesh axes that split a layer's work on the same tokens: those of the live weights (tensor parallelism) that split no tokens."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes if axis not in self.tokens))
@@ -123,6 +132,8 @@ class Layout:
     def gathered(self, before: str, after: str, axes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
         """Which axis of an array with these names is split under table `before` and not under `after`, and by which mesh axes: along it the array
         is gathered on the way there, and scattered on the way back.  Returns (0, ()) where nothing moves."""
+        if after == "live" and self.square and "embed" in axes and INSIDE & set(axes):
+            return 0, ()  # a matrix whose products stream it stays where it is
         have, want = getattr(self, before), getattr(self, after)
         found = [(at, tuple(a for a in have.get(name, ()) if a not in want.get(name, ()))) for at, name in enumerate(axes)]
         found = [one for one in found if one[1]]

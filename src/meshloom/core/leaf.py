@@ -6,13 +6,20 @@ silence. On one device the tables are empty and nothing remains but the local ar
 """
 
 import functools
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from meshloom.core.layout import Layout
+from meshloom.core.compress import GATHERED, SCATTERED, Blocks, bits, gather, gather_blocks, scatter
+from meshloom.core.layout import INSIDE, Layout
 from meshloom.core.matmul import contract
 from meshloom.core.spec import AXES
+from meshloom.core.summa import Square, streamed
 from meshloom.core.vary import vary
 
 
@@ -24,12 +31,33 @@ def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
     """
     operands, out = eq.split("->")
     first, second = operands.split(",")
+    if lay.square and "d" in second:
+        return _streamed(lay, first, second, x, (w,))[0]
     if "B" in first and "b" in out and lay.inner:
         x = lax.all_gather(x, lay.inner, axis=first.index("B"), tiled=True)
     local = eq.replace("T", "t").replace("B", "b")
     y = w.dot(local, x) if hasattr(w, "dot") and not isinstance(w, jax.Array) else contract(local, x, w)
     summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.live.get(AXES[letter], ()))
     return add_up(lay, y, first, out, summed) if summed else y
+
+
+def dots(lay: Layout, x: jax.Array, *products: tuple[str, Any]) -> Iterator[jax.Array]:
+    """`dot` of one x with several weights, each (eq, w), one result after another; where products are streamed, x moves once for all of them."""
+    if not lay.square:
+        yield from (dot(lay, eq, x, w) for eq, w in products)
+        return
+    first, second = products[0][0].split("->")[0].split(",")
+    yield from _streamed(lay, first, second, x, tuple(w for _, w in products))
+
+
+def _streamed(lay: Layout, first: str, second: str, x: jax.Array, weights: tuple) -> list[jax.Array]:
+    """Products with weights of which each device of a square holds a block, as one with their columns side by side (`core.summa`).
+    second: letters of the first of them."""
+    n = len([letter for letter in second if letter in first])
+    rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
+    y = streamed(Square(*lay.square), x.reshape(-1, inner), jnp.concatenate([w.reshape(inner, -1) for w in weights], 1), second[0] == "d")
+    ends = list(itertools.accumulate(math.prod(w.shape[n:]) for w in weights))
+    return [part.reshape(*rows, *w.shape[n:]) for part, w in zip(jnp.split(y, ends[:-1], 1), weights)]
 
 
 def add_up(lay: Layout, y: jax.Array, before: str, out: str, summed: tuple[str, ...]) -> jax.Array:
@@ -73,7 +101,7 @@ def put(lay: Layout, eq: str, x: jax.Array) -> jax.Array:
     """
     before, after = eq.split("->")
     if "t" in before and "T" in after:
-        for letter, axes in (("t", split_seq(lay)), ("d", split_embed(lay))):
+        for letter, axes in (("t", split_seq(lay)), ("d", () if lay.square and "D" not in after else split_embed(lay))):
             x = lax.all_gather(x, axes, axis=before.index(letter), tiled=True) if axes and letter in before else x
         if "B" in after and lay.inner:
             x = lax.all_to_all(x, lay.inner, split_axis=before.index("b"), concat_axis=before.index("d"), tiled=True)
@@ -97,28 +125,37 @@ def whole_rows(lay: Layout, x: jax.Array | None) -> jax.Array | None:
     return lax.all_gather(x, axes, axis=1, tiled=True) if axes and x is not None else None
 
 
-def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | None, when: jax.Array) -> jax.Array:
+def live(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | Blocks | None, when: jax.Array) -> jax.Array:
     """A layer's weight as its layer needs it. w: as differentiated (the `grad` table). whole: the step's copy where it holds more than that
-    (ZeRO-2), else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for all
-    micro-batches, which would keep every layer's weights. The transpose is a reduce-scatter over the mesh axes that split w and not the result.
-    What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a split embed."""
-    dim, split = lay.gathered("grad", "live", axes)
-    if split:
-        _, gathered = lay.gathered("step", "live", axes)
-        have = w if whole is None else whole
-        full = lax.all_gather(_after(have, when), gathered, axis=dim, tiled=True) if gathered else have
-        w = full if whole is None else _already_whole(split, dim, w, full)
+    (ZeRO-2) or holds it in blocks, else None. when: any value of this micro-batch; a compiler may not gather before it is known, and so not once for
+    all micro-batches, which would keep every layer's weights. The gradient is reduce-scattered over the mesh axes that split w and not the result,
+    as if nothing had been rounded. What meets the residual stream element by element (a norm's gain, a bias) is cut to this device's part of a
+    split embed."""
+    w = _whole(lay, axes, w, whole, when) if lay.gathered("grad", "live", axes)[1] else w
     return _part(lay, w, axes.index("embed"), split_embed(lay)) if beside_stream(axes) else w
+
+
+def _whole(lay: Layout, axes: tuple[str, ...], w: jax.Array, whole: jax.Array | Blocks | None, when: jax.Array) -> jax.Array:
+    """The part of `live` that gathers."""
+    dim, split = lay.gathered("grad", "live", axes)
+    _, gathered = lay.gathered("step", "live", axes)
+    width = bits(lay, SCATTERED, split, axes)
+    have = (lax.stop_gradient(w) if width else w) if whole is None else whole
+    if gathered:
+        have = jax.tree.map(lambda a: _after(a, when), have)
+    if isinstance(have, Blocks):
+        less = lay.size(lay.gathered("grad", "step", axes)[1])
+        shape = (*w.shape[:dim], w.shape[dim] * less, *w.shape[dim + 1 :])
+        full = gather_blocks(have, shape, gathered, dim, bits(lay, GATHERED, gathered, axes), w.dtype)
+    else:
+        full = gather(have, gathered, dim)
+    return full if whole is None and not width else _already_whole(split, dim, width, w, full)
 
 
 def whole_embed(lay: Layout, w: jax.Array) -> jax.Array:
     """The head's weight [vocab, embed], live, with its whole embed: what `put` "btd->BTD" multiplies."""
     axes = lay.live.get("embed", ())
     return lax.all_gather(w, axes, axis=1, tiled=True) if axes else w
-
-
-INSIDE = frozenset(("heads", "kv_heads", "head", "ffn", "router", "expert", "expert_ffn"))
-"""Axes of what a layer computes in its work region, where activations are split over `lay.work`."""
 
 
 def beside_stream(axes: tuple[str, ...]) -> bool:
@@ -149,18 +186,18 @@ def _after(w: jax.Array, when: jax.Array) -> jax.Array:
 _after.defvjp(lambda w, when: (_after(w, when), None), lambda _, g: (g, None))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _already_whole(axes: tuple[str, ...], dim: int, shard: jax.Array, whole: jax.Array) -> jax.Array:
-    """`whole`, with the gradient of having gathered it from `shard`."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _already_whole(axes: tuple[str, ...], dim: int, width: int, shard: jax.Array, whole: jax.Array) -> jax.Array:
+    """`whole`, with the gradient of having gathered it from `shard`.  width: bits of a number of the gradient on its way, 0 for all."""
     return whole
 
 
-def _already_whole_fwd(axes, dim, shard, whole):
+def _already_whole_fwd(axes, dim, width, shard, whole):
     return whole, None
 
 
-def _already_whole_bwd(axes, dim, _, g):
-    return lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True), g * 0
+def _already_whole_bwd(axes, dim, width, _, g):
+    return scatter(g, axes, dim, width), g * 0
 
 
 _already_whole.defvjp(_already_whole_fwd, _already_whole_bwd)

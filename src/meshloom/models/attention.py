@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import dot, put
+from meshloom.core.leaf import dot, dots, put
 from meshloom.core.order import places
 from meshloom.core.tree import pytree
 from meshloom.models.base import KV, Ctx, Kind, ModelConfig
@@ -60,9 +60,8 @@ class Attention:
 def attend(c: ModelConfig, lay: Layout, kind: Kind, w: Attention, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Any]:
     """Causal self-attention.  x: (batch whole_seq embed).  Returns (batch seq embed), and the layer's cache with x's keys and values added."""
     ctx = _own_rows(lay, ctx)
-    q = plus(dot(lay, "bTd,dhk->BThk", x, w.q), w.q_bias)
-    k = plus(dot(lay, "bTd,dgk->BTgk", x, w.k), w.k_bias)
-    v = plus(dot(lay, "bTd,dgk->BTgk", x, w.v), w.v_bias)
+    made = dots(lay, x, ("bTd,dhk->BThk", w.q), ("bTd,dgk->BTgk", w.k), ("bTd,dgk->BTgk", w.v))
+    q, k, v = map(plus, made, (w.q_bias, w.k_bias, w.v_bias))
     if w.q_norm is not None:
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
     if ctx.rotary is not None and kind.rotary:

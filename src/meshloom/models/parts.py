@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import add_up, dot, put
+from meshloom.core.leaf import add_up, dot, dots, put
 from meshloom.core.order import places
 from meshloom.core.tree import pytree
 from meshloom.models.base import Ctx, ModelConfig
@@ -48,7 +48,7 @@ def plus(x: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 def gated_mlp(lay: Layout, w: GatedMlp, x: jax.Array) -> jax.Array:
     """SwiGLU: down(silu(gate x) * up x).  x: (batch whole_seq embed) -> (batch seq embed).  Source: Shazeer 2020, arXiv 2002.05202."""
-    gate, up = plus(dot(lay, "bTd,df->BTf", x, w.gate), w.gate_bias), plus(dot(lay, "bTd,df->BTf", x, w.up), w.up_bias)
+    gate, up = map(plus, dots(lay, x, ("bTd,df->BTf", w.gate), ("bTd,df->BTf", w.up)), (w.gate_bias, w.up_bias))
     return plus(dot(lay, "BTf,fd->btd", GATED["silu"](gate, up), w.down), w.down_bias)
 
 

@@ -64,14 +64,18 @@ class Explained(NamedTuple):
         rows = []
         for op in self.operations:
             name = ("backward of " if op.backward else "") + op.name
-            moves = [f"{f.kind} over {' x '.join(f.axes)}, {f.count} array{'s' * (f.count > 1)}, {f.bytes:,} B" for f in op.moves]
+            moves = [_said(f.kind, f.axes, f.count, f.bytes) for f in op.moves]
             rows += [(name, move, op.flops if i == 0 else 0) for i, move in enumerate(moves or ["nothing"])]
         wide = [max([len(row[i]) for row in rows] or [0]) for i in (0, 1)]
         lines = [f"{name:{wide[0]}}  {move:{wide[1]}}  {f'{flops:,} flops' if flops else ''}".rstrip() for name, move, flops in rows]
-        sums = [f"  {kind} over {' x '.join(axes)}: {count} arrays, {size:,} B" for (kind, axes), (count, size) in self.total.items()]
+        sums = ["  " + _said(*key, *numbers) for key, numbers in self.total.items()]
         again = self.flops * self.layout.devices / self.whole if self.whole else 1.0
         flops = f"each device: {self.flops:,} flops; all devices do {again:.2f} x the {self.whole:,} of the program"
         return "\n".join([spelled(self.layout), *lines, "all together" if sums else "nothing moves", *sums, flops])
+
+
+def _said(kind: str, axes: tuple[str, ...], count: int, size: int) -> str:
+    return f"{kind} over {' x '.join(axes)}, {count} array{'s' * (count > 1)}, {size:,} B"
 
 
 def explain(fn: Callable | Program, *args, mesh: Sizes | Layout = "", rules: Rules = "") -> Explained:

@@ -5,16 +5,17 @@ Every row has the same call: q [b, T, h, k], k and v [b, S, g, k] (h a multiple 
 Source: Vaswani 2017, arXiv 1706.03762; grouped heads: Ainslie 2023, arXiv 2305.13245; window: Mistral 7B, arXiv 2310.06825."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshloom.ops.blocks import causal_blocks
+from meshloom.ops.blocks import block_size, causal_blocks
 from meshloom.ops.dropout import AttentionDropout, attention_mask
 from meshloom.ops.mask import LOW, Pair, visible
+from meshloom.ops.ring import ring_attention
 
 
 def attention(
@@ -115,12 +116,33 @@ def _blocks(q, k, v, *, scale, window=None, segments=None, positions=None, dropo
     return causal_blocks(q, k, v, segments, scale=scale, window=window)
 
 
-def _blocks_supports(c: Case) -> str:
+def _whole_supports(c: Case) -> str:
     if c.dropout:
         return "no attention dropout"
     if c.positions or c.queries != c.keys:
         return "a query's index must be its position (whole sequences, no cache)"
     return ""
+
+
+def _blocks_supports(c: Case) -> str:
+    # a window makes blocks and what they see small
+    if not c.window and c.batch * c.heads * block_size(c.queries, None) * c.keys * 4 > 1 << 30 and not c.queries % 2:
+        return "the scores of one block would take over 1 GiB"
+    return _whole_supports(c)
+
+
+def _stream(q, k, v, *, scale, window=None, segments=None, positions=None, dropout=None) -> Array:
+    _refuse("stream", positions is not None and "positions")
+    known = None if segments is None else segments[0]
+    return ring_attention(q, k, v, axes=(), ring=1, scale=scale, window=window, segments=known, dropout=dropout)
+
+
+def _stream_supports(c: Case) -> str:
+    if c.queries % 2:
+        return f"needs an even number of tokens, here {c.queries}"
+    if c.dropout and c.batch * c.heads * c.queries * c.keys * 4 <= 1 << 30:
+        return "the reference is faster with attention dropout as long as all scores fit 1 GiB"
+    return _whole_supports(replace(c, dropout=False))
 
 
 def _cudnn(q, k, v, *, scale, window=None, segments=None, positions=None, dropout=None) -> Array:
@@ -142,7 +164,7 @@ def _cudnn_supports(c: Case) -> str:
         return f"needs a multiple of 8 up to 128 features a head, here {c.head}"
     if c.segments and c.batch * c.queries * c.keys * 2 > 1 << 30:
         return "the mask of packed documents would take over 1 GiB"
-    return _blocks_supports(c)
+    return _whole_supports(c)
 
 
 def _refuse(row: str, *used: str | bool) -> None:
@@ -154,11 +176,12 @@ def _refuse(row: str, *used: str | bool) -> None:
 KERNELS: dict[str, Kernel] = {
     "reference": Kernel(attention, lambda c: ""),
     "blocks": Kernel(_blocks, _blocks_supports),
+    "stream": Kernel(_stream, _stream_supports),
     "cudnn": Kernel(_cudnn, _cudnn_supports),
     "decode": Kernel(_decode, _decode_supports),
 }
 
-PREFERRED = ("decode", "cudnn", "blocks", "reference")
+PREFERRED = ("decode", "cudnn", "blocks", "stream", "reference")
 """Best first."""
 
 

@@ -62,7 +62,8 @@ def ring_attention(
     dropout: AttentionDropout | None = None,
     block: int | None = None,
 ) -> Array:
-    """Attention as `ops.attention.attention` has it, on this device's tokens, in the order of `core.order`.  q: [b, T, h, k].  k, v: [b, T, g, k].
+    """Attention as `ops.attention.attention` has it, on this device's tokens, in the order of `core.order`; with ring 1 and no axes, of whole rows.
+    q: [b, T, h, k].  k, v: [b, T, g, k].
     axes, ring: mesh axes and their devices.  segments: [b, ring T], of all devices in their order.  block: tokens, a divisor of T/2 (not given:
     the largest up to BLOCK).  dropout: its `keys` are not read.  Returns [b, T, h, k].  Raises ValueError for an odd T."""
     b, t = q.shape[:2]
@@ -115,6 +116,13 @@ def _diagonal(how: _How) -> Array:
     n = 2 * how.half // how.block
     reach = n if how.window is None else (how.window - 2) // how.block + 2
     return jnp.asarray(np.array([(i, j) for i in range(n) for j in range(i, max(-1, i - reach), -1)], np.int32))
+
+
+def _after(pairs: Array, x: Array) -> Array:
+    """The pairs, not before x is known. Masks are made from pairs alone, and JAX would move what does not depend on a layer's input out of the
+    loop over layers, for all pairs at once: the whole matrix that blocks are there to avoid."""
+    marks = varying(x)
+    return lax.optimization_barrier((vary(pairs, marks), x.ravel()[0]))[0]
 
 
 def _pairs(how: _How, me: Array, source: Array) -> Array:
@@ -186,7 +194,7 @@ def _score(how: _How, facts: _Facts, q: Array, k: Array, i: Array, j: Array, me:
 
 
 def _me(how: _How) -> Array:
-    return lax.axis_index(how.axes)
+    return lax.axis_index(how.axes) if how.axes else jnp.int32(0)
 
 
 def _around(how: _How, way: int, moving: Any, resting: Any, step: Callable, send: Callable) -> Any:
@@ -230,8 +238,8 @@ def _forward(q: Array, k: Array, v: Array, facts: _Facts, how: _How) -> tuple[Ar
 
         return lax.scan(pair, state, pairs)[0]
 
-    state = sweep(tuple(vary(x, marks) for x in begin), ks, vs, me, vary(_diagonal(how), marks), True)
-    step = lambda kv, state, source: sweep(state, *kv, source, vary(_pairs(how, me, source), marks), False)
+    state = sweep(tuple(vary(x, marks) for x in begin), ks, vs, me, _after(_diagonal(how), qs), True)
+    step = lambda kv, state, source: sweep(state, *kv, source, _after(_pairs(how, me, source), qs), False)
     o, top, total = _around(how, 1, (ks, vs), state, step, lambda state, hop: state)
     out = checkpoint_name(_unblocked((o / total[..., None]).astype(q.dtype), b, how.block), KEPT)
     return out, (q, k, v, out, checkpoint_name(top + jnp.log(total), KEPT), facts)
@@ -266,8 +274,8 @@ def _backward(how: _How, saved: Any, dy: Array) -> tuple:
 
         return lax.scan(pair, grads, pairs)[0]
 
-    dq, own_k, own_v = sweep((zeros(qs), zeros(ks), zeros(vs)), ks, vs, me, vary(_diagonal(how), marks), True)
-    step = lambda kv, grads, source: sweep(grads, *kv, source, vary(_pairs(how, me, source), marks), False)
+    dq, own_k, own_v = sweep((zeros(qs), zeros(ks), zeros(vs)), ks, vs, me, _after(_diagonal(how), qs), True)
+    step = lambda kv, grads, source: sweep(grads, *kv, source, _after(_pairs(how, me, source), qs), False)
     send = lambda grads, hop: (grads[0], *_rotate(how, hop, *grads[1:]))
     dq, dk, dv = _around(how, -1, (ks, vs), (dq, zeros(ks), zeros(vs)), step, send)
     back = dq, own_k + dk, own_v + dv

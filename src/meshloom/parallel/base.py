@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
@@ -112,7 +113,8 @@ class Strategy(NamedTuple):
     layout: (devices along each of its mesh axes) -> Layout. check: (config, sequence length, Asked) -> None, or ValueError with a sentence.
     cost: (Shapes) -> the collectives of one step that this strategy causes; those of a product are the sum over its strategies.
     sizes: a number of devices -> devices along each mesh axis, or ValueError with a sentence. axes: how many mesh axes it has.
-    options: option -> what it does, in a phrase. finish: option -> what it makes of the whole layout.
+    options: option -> what it does, in a phrase. apart: option that rounds what moves -> how far it may take a run from one device: relative
+    difference of loss, gradient, norm and weights (plan/verify.py). finish: option -> what it makes of the whole layout.
     fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
     beside: the strategy whose devices this one uses instead of a number of its own.
     """
@@ -125,6 +127,7 @@ class Strategy(NamedTuple):
     sizes: Callable[[int], tuple[int, ...]] = one_axis
     axes: int = 1
     options: Mapping[str, str] = {}
+    apart: Mapping[str, Mapping[str, float]] = {}
     fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
     finish: Mapping[str, Callable[[Layout], Layout]] = {}
@@ -146,22 +149,37 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
     for path, s in x.leaves.items():
         inside = s.axes[0] == "layer"
         layers = s.shape[0] if inside else 1
-        times, array = x.micro * layers, x.elements("live", s) // layers * x.width_of(s)
+        times = x.micro * layers
+        live = x.elements("live", s) // layers
         for before, after in (("rest", "grad"), ("grad", "step")):
-            axes = moved(x.layout, before, after, s)
-            found.append(Collective("all-gather", axes, 1, x.elements(after, s) * x.width_of(s), "parameters, once a step"))
+            found.append(_gather(x, s, before, after, x.elements(after, s), 1, "parameters, once a step"))
         if not (twin(s, x) and x.micro == 1):
-            axes = moved(x.layout, "rest", "grad", s)
-            found.append(Collective("reduce-scatter", axes, 1, x.elements("grad", s) * 4, "gradients, once a step"))
+            found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
         if not twin(s, x):
-            axes = moved(x.layout, "grad", "live", s)
-            found.append(Collective("reduce-scatter", axes, times, times * array, "gradients, every micro-batch"))
-        axes = moved(x.layout, "step", "live", s)
+            found.append(_scatter(x, s, "grad", "live", live, times, "gradients, every micro-batch", x.width_of(s)))
         again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
-        found.append(Collective("all-gather", axes, times, times * array, "parameters, every micro-batch"))
-        found.append(Collective("all-gather", axes, again, again * array, "parameters, every micro-batch, backward"))
+        found.append(_gather(x, s, "step", "live", live, times, "parameters, every micro-batch"))
+        found.append(_gather(x, s, "step", "live", live, again, "parameters, every micro-batch, backward"))
     ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
     return merge(c for c in ours if c.axes and c.axes[0] == owner)
+
+
+def _gather(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str) -> Collective:
+    """An array of so many elements gathered between two tables, in blocks (numbers and scales) where an option says so."""
+    axes = moved(x.layout, before, after, s)
+    if width := bits(x.layout, GATHERED, axes, s.axes, s.exact):
+        n = x.layout.size(axes)
+        return Collective("all-gather", axes, 2 * times, times * n * carried(elements // n, width), why)
+    return Collective("all-gather", axes, times, times * elements * x.width_of(s), why)
+
+
+def _scatter(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str, width: int) -> Collective:
+    """The gradient of such an array on the way back, `width` bytes a number or in blocks."""
+    axes = moved(x.layout, before, after, s)
+    if few := bits(x.layout, SCATTERED, axes, s.axes):
+        n = x.layout.size(axes)
+        return Collective("all-to-all", axes, 2 * times, times * n * carried(elements // n, few), why)
+    return Collective("reduce-scatter", axes, times, times * elements * width, why)
 
 
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:

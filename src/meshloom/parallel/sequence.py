@@ -46,12 +46,19 @@ def halves(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
             ("all-gather", layers if x.twins else 2 * layers, "out of a layer's halves, backward"),
             ("all-gather", 2 * again, "into a layer's halves, recomputed"),
             ("reduce-scatter", scattered, "out of a layer's first half, recomputed"),
-            ("reduce-scatter", 1, "the embedding"),
-            ("all-gather", 1, "the embedding, backward"),
-            ("all-gather", 1, "the head"),
-            ("reduce-scatter", 1, "the head, backward"),
         )
-    ]
+    ] + ends(x, axes, size)
+
+
+def ends(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
+    """The residual stream, `size` bytes where it is whole, scattered behind the embedding and gathered before the head, and back."""
+    each = (
+        ("reduce-scatter", "the embedding"),
+        ("all-gather", "the embedding, backward"),
+        ("all-gather", "the head"),
+        ("reduce-scatter", "the head, backward"),
+    )
+    return [Collective(kind, axes, x.micro, x.micro * size, why) for kind, why in each]
 
 
 SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis", beside="tensor")

@@ -4,9 +4,9 @@ The batch is split over `rows`, the residual stream's embed over `cols`.  A weig
 over cols; the partial sums of a layer's second product are reduce-scattered over cols onto embed.  Memory: everything / (rows x cols).
 """
 
-from meshloom.core.layout import Layout
+from meshloom.core.layout import INSIDE, Layout
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, weight_moves
-from meshloom.parallel.sequence import halves
+from meshloom.parallel.sequence import ends, halves
 from meshloom.parallel.tensor1d import loss
 
 COLS = {"heads": ("cols",), "kv_heads": ("cols",), "ffn": ("cols",), "expert_ffn": ("cols",), "vocab": ("cols",)}
@@ -35,8 +35,22 @@ def check(c, seq: int, asked: Asked) -> None:
     if 1 in asked.sizes:
         other = f"tensor={cols}" if rows == 1 else f"zero3={rows}"
         raise ValueError(f"tensor2d={rows}x{cols} splits one way only. Write {other}, or give it at least 2 rows and 2 columns.")
+    if "stream" in asked.options and rows != cols:
+        raise ValueError(
+            f"Streamed products need as many rows as columns, and {rows}x{cols} is not a square. Use {cols}x{cols}, or leave out ':stream'."
+        )
+    if "stream" in asked.options:
+        whole_layers(c, "Streamed products (':stream')")
     divides("tensor2d", f"{rows} rows", rows, (("embed", c.embed),))
     divides("tensor2d", f"{cols} columns", cols, across(c))
+
+
+def whole_layers(c, said: str) -> None:
+    """Refuses a model with experts: their router needs whole tokens.  said: what has no form for them."""
+    if experts := getattr(c, "experts", 0):
+        raise ValueError(
+            f"{said} have no form for the {experts} experts of this model: a router needs whole tokens. Use tensor or tensor2d."
+        )
 
 
 def across(c) -> tuple[tuple[str, int], ...]:
@@ -57,7 +71,56 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     """Weights as under ZeRO-3, over rows; activations as under sequence parallelism, over cols and along embed; numbers of each token for the
     norms and for the loss, over cols.  A linear layer of M rows (of the whole batch), K inputs, N outputs: (rows-1) KN / rc received for each
     gather or scatter of its weight, (cols-1) M min(K, N) / rc for each of the two of its activations."""
-    return merge([*halves(x, ("cols",), x.residual), *norms(x, ("cols",)), *loss(x, ("cols",)), *moved_once(x, ("rows", "cols"))])
+    return merge([*activations(x), *norms(x, ("cols",)), *loss(x, ("cols",)), *moved_once(x, ("rows", "cols"))])
+
+
+def activations(x: Shapes) -> list[Collective]:
+    """What moves into and out of layers, the embedding and the head over cols; where products are streamed, also the weights over rows."""
+    return streams(x) if x.layout.square else halves(x, ("cols",), x.residual)
+
+
+def streams(x: Shapes) -> list[Collective]:
+    """Panels, sent straight from where they lie and sums straight to where they belong; each of q steps moves those of all devices but one row's.
+
+    Of a first product (its matrices side by side) input and weight move forward; input, weight and their gradients backward. Of a second one weight
+    and result forward; the result's gradient, the weight and its gradient backward (the result's gradient is one for parallel halves).
+    """
+    assert x.layout.square
+    q, layers = x.layout.square[2], x.config.layers
+    tokens = x.residual // x.layout.sizes["cols"]
+    weights = {True: 0, False: 0}
+    first, second = 0, 0  # of these, those that end a layer's first half and begin its second
+    for s in x.leaves.values():
+        if s.axes[0] == "layer" and "embed" in s.axes and INSIDE & set(s.axes):
+            enters, size = s.axes[1] == "embed", x.elements("step", s) // layers * x.width
+            weights[enters] += size
+            first += 0 if enters or "ffn" in s.axes else size
+            second += size if enters and "ffn" in s.axes else 0
+    full = x.remat == "full"
+    once = full and not x.parallel
+    rows = (
+        # mesh axis, products a layer, bytes of their panels in all, why
+        ("cols", 2, 2 * tokens, "into a layer's halves, panels"),
+        ("rows", 2, weights[True], "into a layer's halves, panels"),
+        ("cols", 4, 4 * tokens, "into a layer's halves, panels, backward"),
+        ("rows", 4, 2 * weights[True], "into a layer's halves, panels, backward"),
+        ("cols", 2, 2 * tokens, "out of a layer's halves, panels"),
+        ("rows", 2, weights[False], "out of a layer's halves, panels"),
+        ("cols", *((1, tokens) if x.twins else (2, 2 * tokens)), "out of a layer's halves, panels, backward"),
+        ("rows", 4, 2 * weights[False], "out of a layer's halves, panels, backward"),
+        ("cols", 2 * full, 2 * tokens * full, "into a layer's halves, panels, recomputed"),
+        ("rows", 2 * full, weights[True] * full, "into a layer's halves, panels, recomputed"),
+        ("cols", 1 * once, tokens * once, "out of a layer's first half, panels, recomputed"),
+        ("rows", 1 * once, first * once, "out of a layer's first half, panels, recomputed"),
+    )
+    times = x.micro * layers
+    panels = [Collective("collective-permute", (axis,), times * n * q, times * size * (q - 1), why) for axis, n, size, why in rows]
+    # a CPU's compiler that sees both computations of a layer takes the panels of the second half's weights from the first of them
+    there = -x.micro * sum(x.merged.values()) * full
+    panels.append(
+        Collective("collective-permute", ("rows",), there * q, there * second * (q - 1), "into a layer's halves, panels, recomputed")
+    )
+    return [*panels, *ends(x, ("cols",), x.residual)]
 
 
 def moved_once(x: Shapes, owners: tuple[str, ...]) -> list[Collective]:
@@ -82,5 +145,6 @@ def norms(x: Shapes, axes: tuple[str, ...], split: int = 1) -> list[Collective]:
     return [Collective("all-reduce", axes, x.micro * n, x.micro * n * size, why) for n, why in rows]
 
 
+OPTIONS = {"stream": "matrices and activations pass by panel by panel, so that none is ever gathered; needs a square"}
 SUMMARY = "matrices are split both ways: embed over rows, heads, MLP width and vocabulary over columns"
-TENSOR2D = Strategy("tensor2d", layout, check, cost, SUMMARY, sizes, 2)
+TENSOR2D = Strategy("tensor2d", layout, check, cost, SUMMARY, sizes, 2, OPTIONS)

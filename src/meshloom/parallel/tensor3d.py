@@ -6,12 +6,11 @@ batch/(i j) rows and heads/l or ffn/l features. A weight rests as [embed/(j i), 
 Each product leaves its result where the next one wants its input.  Memory: everything / (i j l).
 """
 
-from meshloom.core.layout import Layout
-from meshloom.core.leaf import INSIDE
+from meshloom.core.layout import INSIDE, Layout
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, merge
 from meshloom.parallel.sequence import halves
 from meshloom.parallel.tensor1d import loss
-from meshloom.parallel.tensor2d import divides, moved_once, norms
+from meshloom.parallel.tensor2d import divides, moved_once, norms, whole_layers
 
 I, J, L = "cube_rows", "cube_embed", "cube_heads"
 WIDE = {name: (L,) for name in ("heads", "kv_heads", "ffn", "expert_ffn", "vocab")}
@@ -37,6 +36,7 @@ def check(c, seq: int, asked: Asked) -> None:
     i, j, l = asked.sizes
     if 1 in asked.sizes:
         raise ValueError(f"tensor3d={i}x{j}x{l} has a side of one device. Write tensor2d, or give every side at least 2.")
+    whole_layers(c, "Layers split by a cube of devices (tensor3d)")
     divides("tensor3d", f"{i} x {j} devices of '{I}' and '{J}'", i * j, (("embed", c.embed),))
     wide = (("heads", c.heads), ("ffn", c.ffn), ("padded vocabulary rows", c.vocab_padded))
     divides("tensor3d", f"{l} devices of '{L}'", l, wide)

@@ -37,6 +37,8 @@ ACTIVATIONS = {
     "queries in attention": ("work_batch attend_seq attend_heads head", ""),
     "keys, values": ("work_batch whole_seq kv_heads head", ""),
     "inside the MLP": ("work_batch whole_seq ffn", ""),
+    "scores of the experts": ("work_batch whole_seq router", "float32"),
+    "inside the experts": ("expert assigned expert_ffn", ""),
     "logits": ("work_batch whole_seq vocab", "float32"),
 }
 """What a step computes -> its axes, and its type where that is not the arithmetic's."""
@@ -138,18 +140,20 @@ def drawing(
         )
     place = coordinates(lay.sizes, device)
     weights, others = arrays(x, place, kept)
+    acts = activations(x, seq, place)
+    names = {axis for held in (*weights, *acts) for axis in held.axes}
     cut = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
     return Drawing(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         spelling=spell(parse(spelling)),
         how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {cut}, {x.dtype}, remat {x.remat}, {lay.platform}",
         sizes=lay.sizes,
-        axes=mesh_axes(spelling, lay),
+        axes=mesh_axes(spelling, lay, names),
         device=device,
         place=place,
         weights=weights,
         kept=others,
-        acts=activations(x, seq, place),
+        acts=acts,
         traffic=traffic(model, c, spelling, of, micro),
     )
 
@@ -162,8 +166,8 @@ def coordinates(sizes: Mapping[str, int], device: int) -> dict[str, int]:
     return {name: place[name] for name in sizes}
 
 
-def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
-    """Every mesh axis, with the strategies that asked for it."""
+def mesh_axes(spelling: str, lay: Layout, names: set[str]) -> tuple[MeshAxis, ...]:
+    """Every mesh axis, with the strategies that asked for it.  names: axes that the model's arrays have."""
     found = []
     for name, devices in lay.sizes.items():
         words, phrases = [], []
@@ -175,7 +179,7 @@ def mesh_axes(spelling: str, lay: Layout) -> tuple[MeshAxis, ...]:
         splits: dict[str, tuple[str, ...]] = {}
         for table in TABLES:
             for axis, over in getattr(lay, table).items():
-                if name in over:
+                if name in over and axis in names:
                     splits[axis] = (*splits.get(axis, ()), table)
         what = "; ".join(phrases)
         said = found and (found[-1].asked, found[-1].what or what) == (" ".join(words), what)
@@ -195,11 +199,12 @@ def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cu
 
 def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
     """The mesh axes that split an axis under a table. Inside a layer, rows are split as everywhere and over `lay.inner` besides, embed only where
-    the weights that it meets are split too; inside attention heads are split over `lay.exchange` besides."""
+    the weights that it meets are split too; inside attention heads are split over `lay.exchange` besides; experts have the tokens of all devices that split them."""
     own = getattr(lay, table).get(name, ())
     inside = {
         "work_batch": (*lay.batch, *own),
         "whole_embed": tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ())),
+        "assigned": tuple(axis for axis in lay.tokens if axis not in lay.acts.get("expert", ())),
         "attend_heads": (*lay.acts.get("heads", ()), *lay.exchange),
     }
     return inside.get(name, own)
@@ -270,6 +275,8 @@ def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ..
     sizes |= {"batch": x.rows * lay.size(lay.batch), "seq": length, "whole_seq": length}
     found = []
     sizes |= {inside: sizes[outside] for inside, outside in INSIDE.items()}
+    if "expert" in sizes:
+        sizes["assigned"] = assigned(x, seq, lay.size(split(lay, "assigned")))
     plain = {inside: outside for inside, outside in INSIDE.items() if split(lay, inside) == split(lay, outside)}
     for name, (axes, dtype) in ACTIVATIONS.items():
         if all(axis in sizes for axis in axes.split()) and not ("attend_heads" in axes and "attend_heads" in plain):
@@ -277,8 +284,17 @@ def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ..
             one = _activation(x, s, place, dtype or x.dtype)
             if name == "tokens" and lay.ring:
                 one = one._replace(note=f"places {spans(held_places(lay, one.cuts[-1]))}")
+            if name == "inside the experts" and not x.config.capacity:
+                one = one._replace(note="in even shares")
             found.append(Held((name,), tuple(cut.name for cut in one.cuts), s.shape, (one,)))
     return tuple(found)
+
+
+def assigned(x: Shapes, seq: int, parts: int) -> int:
+    """Tokens of a micro-batch that one expert has room for; without a capacity, its even share of them.  parts: that have to be alike."""
+    c, rows = x.config, x.rows * x.layout.size(x.layout.batch)
+    many = rows * seq * c.top * (c.capacity or 1) / c.experts
+    return math.ceil(many / parts) * parts
 
 
 def held_places(lay: Layout, seq: Cut) -> list[int]:

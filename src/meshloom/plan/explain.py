@@ -2,17 +2,18 @@
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from meshloom.core.layout import Layout
 from meshloom.core.spec import count, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
-from meshloom.parallel.base import Collective
+from meshloom.parallel.base import Asked, Collective, Shapes
 from meshloom.parallel.table import STRATEGIES, parse, spell
-from meshloom.plan.cost import shapes, step_cost, wire_bytes
+from meshloom.plan.cost import shapes, wire_bytes
 from meshloom.plan.flops import train_flops
 from meshloom.plan.memory import stored, working
 from meshloom.plan.plan import Plan
@@ -33,7 +34,7 @@ class Explained(NamedTuple):
 
     active: parameters that one token goes through.
     stored: kind -> bytes a device keeps between steps, exact. working: kind -> bytes that a step adds, an estimate. flops: of a step, all devices,
-    model FLOPs (recomputed work is not counted). moved: the collectives of a step.
+    model FLOPs (recomputed work is not counted). moved: the collectives of a step of each phase; one phase without a name where all steps are alike.
     """
 
     title: str
@@ -47,12 +48,21 @@ class Explained(NamedTuple):
     tokens: int
     flops: float
     devices: int
-    moved: tuple[tuple[Collective, float], ...]
+    moved: dict[str, tuple[tuple[Collective, float], ...]]
 
 
-def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences: int, kept: Mapping[str, Tree]) -> Explained:
-    """The numbers of a plan; makes no array.  spelling: of the layout.  seq, sequences: of one step.  kept: kind -> specs of what is stored
-    between steps beside the parameters (optimizer, average).  Raises ValueError where the batch or a size does not divide."""
+class Kept(NamedTuple):
+    """What a way of training keeps and moves. stored: kind -> specs of what is stored between steps beside the parameters (optimizer, average).
+    layout: that places these. moves: phase -> (spelling, shapes) -> the collectives of a step."""
+
+    stored: Mapping[str, Tree]
+    layout: Layout
+    moves: Mapping[str, Callable[[str, Shapes], tuple[Collective, ...]]]
+
+
+def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences: int, kept: Kept) -> Explained:
+    """The numbers of a plan; makes no array.  spelling: of the layout.  seq, sequences: of one step.
+    Raises ValueError where the batch or a size does not divide."""
     lay, specs = plan.layout, model.specs(c)
     x = shapes(model, c, lay, seq, sequences, plan.micro, plan.how, plan.dtype, plan.packed)
     names = parse("" if spelling == "one device" else spelling)
@@ -60,22 +70,28 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         Array(path, s.axes, s.shape, lay.shard_shape("rest", s), lay.shard_bytes("rest", s, jnp.dtype(s.dtype).itemsize))
         for path, s in named_leaves(specs, is_spec).items()
     )
-    moved = step_cost("" if spelling == "one device" else spelling, x)
+    asked = "" if spelling == "one device" else spelling
+    moved = {phase: tuple((m, wire_bytes(m, lay)) for m in cost(asked, x)) for phase, cost in kept.moves.items()}
     tokens = sequences * seq
     return Explained(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
         active=round(sum(math.prod(s.used) * model.active(c, s) for s in named_leaves(specs, is_spec).values())),
-        layout=tuple((spell({n: a}), STRATEGIES[n].summary) for n, a in names.items() if a.devices > 1),
+        layout=tuple((spell({n: a}), _does(n, a)) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
-        stored={"parameters": stored(lay, specs), **{kind: stored(lay, tree) for kind, tree in kept.items()}},
+        stored={"parameters": stored(lay, specs), **{kind: stored(kept.layout, tree) for kind, tree in kept.stored.items()}},
         working=working(model, x),
         tokens=tokens,
         flops=train_flops(model, c, seq) * tokens,
         devices=lay.devices,
-        moved=tuple((m, wire_bytes(m, lay)) for m in moved),
+        moved=moved,
     )
+
+
+def _does(name: str, asked: Asked) -> str:
+    """What a strategy does, and each of its options."""
+    return "; ".join([STRATEGIES[name].summary, *(f"{option}: {STRATEGIES[name].options[option]}" for option in asked.options)])
 
 
 def brief(e: Explained) -> list[str]:
@@ -83,12 +99,31 @@ def brief(e: Explained) -> list[str]:
     layout = " x ".join(name for name, _ in e.layout) or "one device"
     active = f", {e.active:,} of them for a token" if e.active != e.parameters else ""
     here, step = sum(e.stored.values()), sum(e.working.values())
+    sent = ", ".join(size(sum(n for _, n in moved)) + (f" ({phase})" if phase else "") for phase, moved in e.moved.items())
+    whole = unsplit(e)
     return [
         f"model      {e.title}; {e.parameters:,} parameters{active}",
         f"layout     {layout}; {e.how}",
         f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
-        f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {size(sum(sent for _, sent in e.moved))} sent by each device",
+        f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {sent} sent by each device",
+        *([f"not split  {whole}"] if whole else []),
     ]
+
+
+SHARE = 0.01
+"""Part of the parameters that a device keeps from which on those that nothing splits are named."""
+
+
+def unsplit(e: Explained, names: int = 6) -> str:
+    """The parameters that a layout which splits others leaves whole on every device, largest first; "" where they are less than SHARE of what a
+    device keeps of parameters."""
+    whole = sorted((a for a in e.arrays if a.shard == a.shape), key=lambda a: -a.bytes)
+    held, total = sum(a.bytes for a in whole), sum(a.bytes for a in e.arrays)
+    if len(whole) == len(e.arrays) or held < SHARE * total:
+        return ""
+    more = f" and {len(whole) - names} more" if len(whole) > names else ""
+    said = ", ".join(a.path for a in whole[:names])
+    return f"{said}{more}: {size(held)} in all, {held / total:.0%} of the parameters that a device keeps"
 
 
 def lines(e: Explained, width: int = 140) -> list[str]:
@@ -100,7 +135,7 @@ def lines(e: Explained, width: int = 140) -> list[str]:
         out.print(line, soft_wrap=True, highlight=False)
     for name, summary in e.layout:
         out.print(f"           {name}: {summary}", soft_wrap=True, highlight=False)
-    for table in (_arrays(e), _memory(e), _moved(e)):
+    for table in (_arrays(e), _memory(e), *(_moved(phase, moved) for phase, moved in e.moved.items())):
         out.print(table)
     return out.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -132,9 +167,11 @@ def _memory(e: Explained) -> Any:
     return table
 
 
-def _moved(e: Explained) -> Any:
-    table = _table("Traffic of a step", ("kind", "over", "why"), ("arrays", "bytes", "sent by a device"))
-    for c, sent in e.moved:
+def _moved(phase: str, moved: tuple[tuple[Collective, float], ...]) -> Any:
+    table = _table(
+        "Traffic of a step" + (f" of phase '{phase}'" if phase else ""), ("kind", "over", "why"), ("arrays", "bytes", "sent by a device")
+    )
+    for c, sent in moved:
         table.add_row(c.kind, " x ".join(c.axes), c.why, f"{c.count:,}", f"{c.bytes:,}", f"{math.ceil(sent):,}")
     return table
 

@@ -23,7 +23,8 @@ class Found(NamedTuple):
     """The collectives of one kind over the same mesh axes in one part of a program.
 
     count: arrays moved, each as often as it runs (an operation that moves ten arrays at once counts ten). operations: the same, with such an
-    operation counted once.  bytes: all of them together, each by the larger of what goes in and what comes out on one device.
+    operation counted once.  bytes: all of them together, each by the larger of what goes in and what comes out on one device (of a
+    permutation in which some devices keep theirs, the mean over devices).
     name: the program's own name of the place.
     """
 
@@ -106,11 +107,28 @@ def _walk(
             raise ValueError(
                 f"'{op.rest.strip()[:80]}' moves bytes on a condition, so how often is not known before it runs. Move them out of it."
             )
-        trips = _TRIPS.search(op.rest)
-        if op.name == "while" and not trips:
-            raise ValueError("A loop with collectives has no known trip count. Use lax.scan, or lax.fori_loop with constant bounds.")
+        often = _trips(op, bodies) if op.name == "while" else 1
         for other in inside:
-            _walk(other, times * (int(trips[1]) if op.name == "while" and trips else 1), bodies, groups, sizes, found, moves)
+            _walk(other, times * often, bodies, groups, sizes, found, moves)
+
+
+def _trips(op: Op, bodies: Mapping[str, list[Op]]) -> int:
+    """How often a loop runs: as its text says, or (a TPU's does not) the one constant that its condition compares its counter with, which JAX's
+    scans count from 0 by 1."""
+    if said := _TRIPS.search(op.rest):
+        return int(said[1])
+    names, ops = [c.strip("%") for c in re.findall(r"condition=(%?[\w.\-]+)", op.rest)], []
+    while names:
+        ops += bodies.get(name := names.pop(), [])
+        names += [c for o in bodies.get(name, []) for c in _CALLED.findall(o.rest)]
+    bounds = [
+        int(n[1])
+        for o in ops
+        if o.name == "constant" and o.type.startswith(("s32", "s64", "u32")) and (n := re.match(r"\s*constant\((\d+)\)", o.rest))
+    ]
+    if len(bounds) != 1 or not any(o.name == "compare" and "direction=LT" in o.rest for o in ops):
+        raise ValueError("A loop with collectives has no known trip count. Use lax.scan, or lax.fori_loop with constant bounds.")
+    return bounds[0]
 
 
 def _moves(name: str, bodies: Mapping[str, list[Op]], known: dict[str, bool]) -> bool:
@@ -132,6 +150,8 @@ def _count(op: Op, kind: str, times: int, groups: Mapping[frozenset, tuple[str, 
     axes = _axes(op.rest, kind, groups, sizes)
     devices = math.prod(sizes[a] for a in axes)
     size = sum(arrays) * (devices if kind == "reduce-scatter" else 1)
+    if kind == "collective-permute":
+        size = round(size * (1 - sum(a == b for a, b in _pairs(op.rest)) / math.prod(sizes.values())))
     # an all-to-all that lists one array for each device moves the parts of one array
     count = 1 if kind == "all-to-all" else len(arrays)
     name = re.search(r'op_name="([^"]*)"', op.rest)
@@ -192,10 +212,9 @@ def _groups_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> frozenset:
 def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes over which an instruction communicates."""
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\}[,\s]*)*)\}", rest)
         places = list(itertools.product(*(range(n) for n in sizes.values())))
         moved: set[str] = set()
-        for a, b in re.findall(r"\{?(\d+),(\d+)\}?", pairs[1] if pairs else ""):
+        for a, b in _pairs(rest):
             moved |= {name for name, x, y in zip(sizes, places[int(a)], places[int(b)]) if x != y}
         return tuple(name for name in sizes if name in moved)
     sets = replica_groups(rest, math.prod(sizes.values()))
@@ -206,8 +225,17 @@ def _axes(rest: str, kind: str, groups: Mapping[frozenset, tuple[str, ...]], siz
     return groups[sets]
 
 
+def _pairs(rest: str) -> list[tuple[str, str]]:
+    """Who sends to whom in a collective-permute."""
+    listed = re.search(r"source_target_pairs=\{(\{[\d,{} ]*\})\}", rest)
+    return re.findall(r"\{(\d+), ?(\d+)\}", listed[1]) if listed else []
+
+
 def replica_groups(rest: str, devices: int) -> frozenset:
-    """The groups of an instruction: {{0,1},{2,3}}, or [2,2]<=[4], or [2,2]<=[2,2]T(1,0), or {} for all devices."""
+    """The groups of an instruction: {{0,1},{2,3}}, or [2,2]<=[4], or [2,2]<=[2,2]T(1,0), or mesh['a'=2,'b'=2] {'b'}, or {} for all devices."""
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+        return _groups_of(tuple(re.findall(r"'([^']+)'", named[2])), mesh)
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", rest):
         return frozenset(frozenset(int(i) for i in g.split(",") if i) for g in re.findall(r"\{([\d, ]*)\}", listed[1]))
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):

@@ -64,10 +64,10 @@ def _row(p: Page, d: Drawing, held: Held, y: float) -> float:
     top = y + (4 + SHEET * SHEETS if deep else 0)
     line = top + 20
     for name in labels(held.paths):
-        text(p, LEFT, line, name, 11.5, mono=True, bold=True, room=COLUMN - 4)
+        text(p, LEFT, line, name, 11.5, mono=True, bold=True, room=COLUMN - 12)
         line += 15
-    text(p, LEFT, line, " ".join(held.axes), 10.5, SOFT, mono=True, room=COLUMN - 4)
-    text(p, LEFT, line + 15, " x ".join(str(n) for n in held.shape), 10.5, SOFT, mono=True, room=COLUMN - 4)
+    text(p, LEFT, line, " ".join(held.axes), 10.5, SOFT, mono=True, room=COLUMN - 12)
+    text(p, LEFT, line + 15, " x ".join(str(n) for n in held.shape), 10.5, SOFT, mono=True, room=COLUMN - 12)
     ends = [
         _cell(p, d, part, face, LEFT + COLUMN * (i + 1), top, FLAT if flat else HIGH)
         for i, (part, face) in enumerate(zip(held.parts, shown))

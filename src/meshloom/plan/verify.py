@@ -8,7 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 from meshloom.models.base import Model
-from meshloom.parallel.table import devices
+from meshloom.parallel.table import STRATEGIES, devices, parse
 from meshloom.plan.cost import Line
 from meshloom.runner.run import stacks
 
@@ -102,6 +102,12 @@ class Stored(NamedTuple):
     formula: int
 
 
+def limits(spelling: str) -> dict[str, float]:
+    """The largest differences that count as equal under a layout: NEAR, and what its options may add."""
+    options = [STRATEGIES[name].apart.get(option, {}) for name, asked in parse(spelling).items() for option in asked.options]
+    return {name: near + sum(apart.get(name, 0) for apart in options) for name, near in NEAR.items()}
+
+
 class Row(NamedTuple):
     """One layout against one device.
 
@@ -122,7 +128,8 @@ class Row(NamedTuple):
     @property
     def wrong(self) -> list[str]:
         """What disagrees, in words."""
-        found = [f"{name} differs by {d:.1e}" for name, d in self.differences.items() if not d <= NEAR[name]]
+        near = limits(self.spelling)
+        found = [f"{name} differs by {d:.1e}" for name, d in self.differences.items() if not d <= near[name]]
         found += [] if self.start else ["starting weights differ"]
         found += [] if self.replicas else ["devices hold different copies"]
         found += [f"{s.kind}: {s.found:,} bytes stored, formula {s.formula:,}" for s in self.stored if s.found != s.formula]
@@ -156,12 +163,20 @@ def tables(rows: list[Row], steps: int) -> list[Any]:
         if row.refused:
             equal.add_row(row.spelling, *["-"] * 6, "refused")
             continue
-        marks = [_mark(f"{d:.1e}", d <= limit) if (d := row.differences.get(name)) is not None else "-" for name, limit in NEAR.items()]
+        near = limits(row.spelling)
+        marks = [_mark(f"{d:.1e}", d <= limit) if (d := row.differences.get(name)) is not None else "-" for name, limit in near.items()]
         stored, arrays, size = sum(s.found for s in row.stored), sum(x.found[0] for x in row.moved), sum(x.found[1] for x in row.moved)
         ok = all(s.found == s.formula for s in row.stored), all(x.equal for x in row.moved)
         moved = _mark(f"{arrays} arrays, {size:,} B", ok[1])
-        equal.add_row(row.spelling, *marks, _mark(f"{stored:,} B", ok[0]), moved, "[red]differs[/]" if row.wrong else "[green]equal[/]")
+        equal.add_row(row.spelling, *marks, _mark(f"{stored:,} B", ok[0]), moved, _verdict(row))
     return [equal, _moved(rows)]
+
+
+def _verdict(row: Row) -> str:
+    """The last column: equal, within the bounds that its options state, or not."""
+    if row.wrong:
+        return "[red]differs[/]"
+    return "[green]equal[/]" if limits(row.spelling) == NEAR else "[green]within bounds[/]"
 
 
 def _moved(rows: list[Row]) -> Any:

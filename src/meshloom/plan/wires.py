@@ -77,7 +77,7 @@ def over(p: Page, axes: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def _over(p: Page, axes: tuple[str, ...], y: float) -> None:
     """Mesh axes in their column: on two lines where one has no room."""
-    said, room = over(p, axes), WHY - OVER - 6
+    said, room = over(p, axes), WHY - OVER - 10
     if len(axes) == 1 or width(" ".join(word for word, _ in said), 9.5, mono=True) <= room:
         words(p, OVER, y + ROW / 2, said, 10.5, room=room, mono=True)
         return

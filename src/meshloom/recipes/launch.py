@@ -23,7 +23,7 @@ from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.table import build, default, parse, spell
-from meshloom.plan.explain import Explained, brief, explain, lines
+from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
@@ -32,6 +32,8 @@ from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
 from meshloom.train.loop import Outcome, Run
+from meshloom.train.method import Method, facts_of, plain, shape
+from meshloom.train.method import check as check_method
 from meshloom.train.optimizer import make_optimizer
 from meshloom.train.step import state_of
 from meshloom.weights import hf
@@ -66,6 +68,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     layout = build(spelling, c, config.data.seq, devices[0].platform)
     mesh = make_mesh(layout, devices)
     _check_batch(config, layout.size(layout.batch))
+    check_method(method(config), layout, model.specs(c))
     how = How(runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
     plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
@@ -116,15 +119,21 @@ def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
     return [*chosen.said, *lines(explained(config, chosen))]
 
 
+def method(config: RunConfig) -> Method:
+    """The way of training that a recipe asks for; its number of steps where the recipe says it."""
+    return Method(config.optimizer, config.outer, config.train, config.train.steps or 0)
+
+
 def explained(config: RunConfig, chosen: Chosen) -> Explained:
     """The plan in numbers."""
-    beside = kept(config, chosen.model.specs(chosen.config))
+    found = shape(method(config), chosen.plan, chosen.model.specs(chosen.config))
+    beside = Kept({**found.kinds, **({"average": found.state.ema} if config.train.ema else {})}, found.layout, found.moves)
     return explain(chosen.model, chosen.config, chosen.spelling, chosen.plan, config.data.seq, config.batch.sequences, beside)
 
 
 def kept(config: RunConfig, params: Tree) -> dict[str, Tree]:
-    """The specs of what a run stores between steps beside its parameters."""
-    state = state_of(make_optimizer(config.optimizer, params), params, config.train)
+    """The specs of what a run stores between steps beside its parameters; for a way of training that saves traffic, those of the plain one."""
+    state = state_of(make_optimizer(plain(config.optimizer), params), params, config.train)
     return {"optimizer": state.opt, **({"average": state.ema} if config.train.ema else {})}
 
 
@@ -160,6 +169,7 @@ def facts(config: RunConfig, chosen: Chosen) -> dict[str, Any]:
     return {
         "model": {"family": chosen.model.name, **to_tree(chosen.config)},
         "layout": chosen.spelling,
+        "training": facts_of(method(config), chosen.plan.layout),
         "recipe": to_tree(config),
         "versions": {"meshloom": __version__, "jax": jax.__version__, "python": platform.python_version()},
         **({"huggingface": _said(chosen.source)} if chosen.source else {}),
@@ -250,6 +260,7 @@ def _run(config: RunConfig, folder: Path, chosen: Chosen, ready: Prepared) -> Ru
         steps=ready.steps,
         batch=config.batch,
         optimizer=config.optimizer,
+        outer=config.outer,
         schedule=config.schedule,
         train=config.train,
         checkpoint=config.checkpoint,

@@ -15,6 +15,7 @@ from meshloom.train.config import (
     EvalConfig,
     LogConfig,
     OptimizerConfig,
+    OuterConfig,
     SampleConfig,
     ScheduleConfig,
     TrainConfig,
@@ -53,6 +54,8 @@ class RunConfig(Section):
     """How many sequences a step takes, and in how many parts."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How gradients change the weights."""
+    outer: OuterConfig = OuterConfig()
+    """Whether data replicas train alone for some steps, and how they are brought together."""
     schedule: ScheduleConfig = ScheduleConfig()
     """The learning rate over time."""
     train: TrainConfig

@@ -1,8 +1,8 @@
 """Weights from where they rest to where a step needs them; training and generation both start here."""
 
 import jax
-from jax import lax
 
+from meshloom.core.compress import GATHERED, Blocks, bits, gather, quantize
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import parts
 from meshloom.core.spec import Spec, is_spec
@@ -12,18 +12,23 @@ from meshloom.core.vary import vary
 
 def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str) -> tuple[Tree, Tree]:
     """The weights that a step differentiates, as table `grad` splits them, and the step's own copies where it holds more of them (ZeRO-2; None
-    elsewhere). Each is gathered over the mesh axes that the next table lacks, so the outer stage of two moves the smaller pieces.
+    elsewhere). Each is gathered over the mesh axes that the next table lacks, so the outer stage of two moves the smaller pieces. Copies that layers
+    will gather in blocks are cut into these here, once a step.
 
     Cast to the type of the arithmetic before anything is gathered; marked as varying over the mesh axes on which they work on parts (the batch's
     and `core.leaf.parts`), so that gradients stay local sums until the end of the step.
     """
 
-    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def one(s: Spec, p: jax.Array) -> tuple[jax.Array, jax.Array | Blocks | None]:
         p = vary(p if s.exact else p.astype(dtype), (*lay.tokens, *parts(lay, s.axes)))
         dim, axes = lay.gathered("rest", "grad", s.axes)
-        p = lax.all_gather(p, axes, axis=dim, tiled=True) if axes else p
+        p = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes, s.exact))
         dim, axes = lay.gathered("grad", "step", s.axes)
-        return p, lax.all_gather(p, axes, axis=dim, tiled=True) if axes else None
+        whole = gather(p, axes, dim, bits(lay, GATHERED, axes, s.axes, s.exact))
+        _, later = lay.gathered("step", "live", s.axes)
+        if width := bits(lay, GATHERED, later, s.axes, s.exact):
+            return p, quantize(whole.reshape(*whole.shape[: s.axes[0] == "layer"], -1), width)
+        return p, whole if axes else None
 
     pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
     pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]

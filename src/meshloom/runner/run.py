@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_policies
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
+from meshloom.core.summa import PRODUCT
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Kind, Model, stack_of
 from meshloom.ops.ring import KEPT
@@ -30,10 +31,12 @@ SUMS = frozenset("psum psum_invariant reduce_scatter".split())
 
 
 def _everything(gathered: frozenset[str]) -> Callable[..., bool]:
-    """Keeps all but views and gathered weights, so that a weight is kept as what the layer was given: no copy, and ZeRO-3's shard."""
+    """Keeps all but views and gathered weights (those of blocks too, core/compress.py), so that a weight is kept as what the layer was given: no
+    copy, and ZeRO-3's shard."""
 
-    def policy(prim: Any, *_: Any, **params: Any) -> bool:
-        return prim.name not in VIEWS and not (prim.name == "all_gather" and gathered & set(_names(params["axis_name"])))
+    def policy(prim: Any, *avals: Any, **params: Any) -> bool:
+        moved = prim.name == "all_gather" and gathered & set(_names(params["axis_name"]))
+        return prim.name not in VIEWS and not moved and not (prim.name == "dot_general" and avals[0].dtype == "int8")
 
     return policy
 
@@ -43,7 +46,7 @@ def _products(gathered: frozenset[str]) -> Callable[..., bool]:
     dots = checkpoint_policies.dots_with_no_batch_dims_saveable
 
     def policy(prim: Any, *args: Any, **params: Any) -> bool:
-        return prim.name in SUMS or (prim.name == "name" and params["name"] == KEPT) or dots(prim, *args, **params)
+        return prim.name in SUMS or (prim.name == "name" and params["name"] in (KEPT, PRODUCT)) or dots(prim, *args, **params)
 
     return policy
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
+from meshloom.core.compress import exact
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import dot, put, whole_embed
 from meshloom.core.mesh import partitions
@@ -111,10 +112,10 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
 
 
 def serving(lay: Layout, gather: str = "layer") -> Layout:
-    """A training layout for generation: the sequence is whole, and no weight has a gradient that would lie elsewhere."""
-    lay = lay.without("seq", "whole_seq", "attend_seq")
+    """A training layout for generation: the sequence is whole, no weight has a gradient that would lie elsewhere, and nothing is rounded."""
+    lay = exact(lay.without("seq", "whole_seq", "attend_seq"))
     step = {"layer": lay.step, "once": lay.live}[gather]
-    return dataclasses.replace(lay, step=step, grad=step)
+    return dataclasses.replace(lay, step=step, grad=step, options={})
 
 
 def unrolled(model: Model, c: Any) -> Tree:

@@ -7,12 +7,17 @@ from pydantic import Field, model_validator
 from meshloom.core.config import Section
 from meshloom.parallel.base import divisors
 
+LAMB_FACTOR = ("coeff_beta", "factor_max", "factor_min", "factor_threshold")
 READS = {
     "adamw": {"beta1", "beta2", "eps"},
     "lion": {"beta1", "beta2"},
     "sgd": {"momentum", "nesterov"},
     "muon": {"beta1", "beta2", "eps", "momentum", "nesterov", "rms"},
     "adafactor": {"decay_rate", "update_clip", "relative"},
+    "lamb": {"beta1", "beta2", "eps", "max_coeff", "min_coeff"},
+    "onebit_adam": {"beta1", "beta2", "eps", "freeze_step"},
+    "onebit_lamb": {"beta1", "beta2", "eps", "freeze_step", "max_coeff", "min_coeff", *LAMB_FACTOR},
+    "zero_one_adam": {"beta1", "beta2", "eps", "freeze_step", "variance_scaler", "local_scaler", "local_clip"},
 }
 """The fields that each kind of optimizer reads beyond kind, lr and weight_decay."""
 
@@ -20,14 +25,14 @@ READS = {
 class OptimizerConfig(Section):
     """How gradients become updates. A field that the kind does not read must keep its default."""
 
-    kind: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
-    """The rule: a row of `train.optimizer.OPTIMIZERS`."""
+    kind: Literal["adamw", "adafactor", "lion", "muon", "sgd", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam"] = "adamw"
+    """The rule: a row of `train.optimizer.OPTIMIZERS`, or of `train.method.RULES`."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate; the schedule multiplies it."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Memory of the gradient's mean (adamw, lion, and muon's Adam part)."""
+    """Memory of the gradient's mean (all but adafactor and sgd; muon's Adam part)."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Memory of the gradient's square (adamw, muon's Adam part), or of lion's momentum."""
+    """Memory of the gradient's square (adamw, lamb and their kin, muon's Adam part), or of lion's momentum."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -44,15 +49,75 @@ class OptimizerConfig(Section):
     """Adafactor: largest root mean square of one matrix's update before the learning rate."""
     relative: bool = False
     """Adafactor: multiply each matrix's update by the root mean square of the matrix, so that lr is relative."""
+    freeze_step: int = Field(default=100, ge=1)
+    """onebit_adam, onebit_lamb: steps in full precision before momentum is exchanged by one bit. zero_one_adam: the last step that may renew the
+    variance, after which there are steps without any exchange."""
+    variance_scaler: int = Field(default=16, ge=1)
+    """zero_one_adam: renewals of the variance before the steps between them double (arXiv 2202.06009)."""
+    local_scaler: int = Field(default=100, ge=1)
+    """zero_one_adam: steps after the freeze before the steps between exchanges double."""
+    local_clip: int = Field(default=16, ge=1)
+    """zero_one_adam: most steps between exchanges."""
+    max_coeff: float = Field(default=10.0, gt=0)
+    """lamb: largest scale of a weight's step, its norm over that of the direction (arXiv 1904.00962)."""
+    min_coeff: float = Field(default=0.01, ge=0)
+    """lamb: smallest scale of a weight's step."""
+    coeff_beta: float = Field(default=0.9, ge=0, lt=1)
+    """onebit_lamb: memory of the scale's mean before the freeze (arXiv 2104.06069)."""
+    factor_max: float = Field(default=4.0, gt=0)
+    """onebit_lamb: largest factor of that mean after the freeze."""
+    factor_min: float = Field(default=0.5, gt=0)
+    """onebit_lamb: smallest factor of that mean after the freeze."""
+    factor_threshold: float = Field(default=0.1, gt=0, lt=1)
+    """onebit_lamb: how much of itself the factor may change by in a step."""
+    adascale: bool = False
+    """Whether the learning rate follows how much the data shards' gradients differ (AdaScale, arXiv 2007.05105). train.steps then counts steps as
+    one shard would need them, and a run ends when their sum of gains reaches it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name, field in type(self).model_fields.items():
-            unread = name not in READS[self.kind] | {"kind", "lr", "weight_decay"}
+            unread = name not in READS[self.kind] | {"kind", "lr", "weight_decay", "adascale"}
             if unread and getattr(self, name) != field.default:
                 readers = " and ".join(kind for kind, reads in READS.items() if name in reads)
                 raise ValueError(f"optimizer {self.kind} does not read {name}; {readers} would. Remove it, or set it to {field.default}.")
+        for low, high in (("min_coeff", "max_coeff"), ("factor_min", "factor_max")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} is more than {high} {getattr(self, high)}. Swap them, or leave them out.")
         return self
+
+
+class OuterConfig(Section):
+    """Replicas along mesh axis `data` that train alone and are brought together every few steps. `optimizer` is then the inner one."""
+
+    kind: Literal["none", "local_sgd", "slowmo", "diloco"] = "none"
+    """How they are brought together: a row of `train.outer.OUTER`; none: they never are apart."""
+    every: int = Field(default=16, ge=1)
+    """Steps between outer steps."""
+    lr: float = Field(default=0.7, gt=0)
+    """Outer learning rate: diloco's own 0.7; slowmo's factor of the inner one, often 1."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of the outer step (slowmo, and diloco, which looks one step ahead)."""
+    buffers: Literal["keep", "reset"] = "keep"
+    """What becomes of the inner optimizers' state at an outer step."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        reads = OUTER_READS[self.kind] | {"kind"}
+        for name, field in type(self).model_fields.items():
+            if name not in reads and getattr(self, name) != field.default:
+                readers = " and ".join(kind for kind, fields in OUTER_READS.items() if name in fields)
+                raise ValueError(f"outer {self.kind} does not read {name}; {readers} would. Remove it, or set it to {field.default}.")
+        return self
+
+
+OUTER_READS = {
+    "none": set(),
+    "local_sgd": {"every", "buffers"},
+    "slowmo": {"every", "buffers", "lr", "momentum"},
+    "diloco": {"every", "buffers", "lr", "momentum"},
+}
+"""The fields that each kind of outer step reads."""
 
 
 class ScheduleConfig(Section):

@@ -1,7 +1,7 @@
 """Loss and gradient of one step under any layout: the program that runs on every device at once.
 
-Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those written below, in `runner/gather.py`
-(into the step), in `core/leaf.py` (inside a layer) and in `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
+Everything here sees local shards inside one `shard_map` over every mesh axis; the collectives are those of `core/compress.py` (weights into
+the step and gradients out of it), of `core/leaf.py` (inside a layer) and of `ops/loss.py` (a split vocabulary), no others. The master weights are split at every
 stage of ZeRO: gradients arrive as the `rest` table has them, and the optimizer, which works on whole arrays outside the `shard_map`, updates
 each device's share alone.
 """
@@ -15,8 +15,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.compress import SCATTERED, bits, scatter
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts, sum_over
+from meshloom.core.leaf import gathers, parts, sum_over
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
@@ -29,28 +30,39 @@ from meshloom.runner.gather import gather_step
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
     """(params, batch [micro, batch, seq], key, scale) -> gradients in the `rest` table, divided by the number of scored tokens; sums for the
     log over the whole batch; the global norm of the gradients.  scale: the loss scale, undone before anything is returned."""
-    bound, specs, lay = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout
+    lay, share = plan.layout, make_local(model, c, plan, objective, plan.layout)
 
     def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
-        w, whole = gather_step(lay, specs, params, plan.dtype)
-        scored = sum_over(jnp.sum(batch.weights), lay.tokens)
+        grads, sums = share(params, batch, key, scale)
+        return grads, sums, global_norm(grads)
+
+    if lay.devices == 1:
+        return local
+    rest, rows = partitions(lay, "rest", model.specs(c)), batch_partition(plan)
+    return jax.shard_map(
+        local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
+    )
+
+
+def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Layout) -> Callable:
+    """One device's part of `make_gradient`, before the norm: (local params, local batch, key, scale) -> gradients, sums for the log.
+    inside: the layout that gradients are added up in: the plan's; without some axis of the batch, they stay apart along that axis."""
+    bound, specs, tokens = Bound(model, c, inside, plan.how), model.specs(c), plan.layout.tokens
+
+    def share(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict]:
+        w, whole = gather_step(inside, specs, params, plan.dtype)
+        scored = sum_over(jnp.sum(batch.weights), tokens)
         count = jnp.maximum(scored, 1)
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
             total, sums = objective(bound, w, whole, rows, key)
             return total * (scale / count), sums
 
-        grads, sums = accumulate(loss, w, batch)
-        grads = jax.tree.map(lambda s, g: reduce_leaf(lay, s, g) / scale, specs, grads, is_leaf=is_spec)
-        sums = {name: scored if name == "tokens" else over_devices(lay, a) for name, a in sums.items()}
-        return grads, sums, global_norm(grads)
+        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
+        grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
+        return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
-    if lay.devices == 1:
-        return local
-    rest, rows = partitions(lay, "rest", specs), batch_partition(plan)
-    return jax.shard_map(
-        local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
-    )
+    return share
 
 
 def over_devices(lay: Layout, a: jax.Array) -> jax.Array:
@@ -70,9 +82,12 @@ def batch_shardings(plan: Plan) -> Batch:
     return jax.tree.map(lambda p: NamedSharding(plan.mesh, p), batch_partition(plan), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def accumulate(loss: Callable, w: Tree, batch: Batch) -> tuple[Tree, dict]:
-    """The gradient and the sums of every micro-batch, added up in fp32."""
-    step = jax.grad(loss, has_aux=True)
+def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tuple[Tree, dict]:
+    """The gradient and the sums of every micro-batch, added up in fp32.  apart: a gradient is whole before it is added. XLA for TPUs (libtpu 0.0.42)
+    otherwise tries to move the scatters of ZeRO-2 and 3 behind this loop, and ends with an internal error where they are bf16."""
+    grad = jax.grad(loss, has_aux=True)
+    # one barrier for each: what passes one together is taken to differ over the same mesh axes
+    step = (lambda *given: jax.tree.map(lax.optimization_barrier, grad(*given))) if apart else grad
     first = jax.tree.map(lambda a: a[0], batch)
     if batch.tokens.shape[0] == 1:
         grads, sums = step(w, first)
@@ -90,17 +105,17 @@ def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     if s.role == "settled":
         return jnp.zeros(g.shape, g.dtype)
-    dim, scatter = lay.gathered("rest", "grad", s.axes)
-    if scatter:
-        g = lax.psum_scatter(g, scatter, scatter_dimension=dim, tiled=True)
-    done = {*scatter, *(a for name in s.axes for a in lay.grad.get(name, ()))}
+    dim, axes = lay.gathered("rest", "grad", s.axes)
+    g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
+    done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}
     return sum_over(g, tuple(a for a in (*lay.tokens, *parts(lay, s.axes)) if a not in done))
 
 
-def global_norm(grads: Tree) -> jax.Array:
-    """The L2 norm over all gradients on all devices: one scalar all-reduce for each way that a gradient may be split."""
+def global_norm(grads: Tree, apart: tuple[str, ...] = ()) -> jax.Array:
+    """The L2 norm over all gradients on all devices: one scalar all-reduce for each way that a gradient may be split.
+    apart: mesh axes along which each device has gradients of its own, and its own norm."""
     groups: dict[frozenset[str], jax.Array] = {}
     for g in jax.tree.leaves(grads):
-        axes = varying(g)
+        axes = varying(g) - {*apart}
         groups[axes] = groups.get(axes, 0.0) + jnp.sum(jnp.square(g))
     return jnp.sqrt(sum(sum_over(total, tuple(sorted(axes))) for axes, total in groups.items()))

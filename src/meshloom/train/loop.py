@@ -23,18 +23,20 @@ from meshloom.train.config import (
     EvalConfig,
     LogConfig,
     OptimizerConfig,
+    OuterConfig,
     SampleConfig,
     ScheduleConfig,
     TrainConfig,
 )
 from meshloom.train.feed import Feed
+from meshloom.train.method import Method, make_step
 from meshloom.train.metrics import TIMING, Interval, Line, Metrics
 from meshloom.train.preempt import Preemption
 from meshloom.train.progress import Progress
 from meshloom.train.scale import check_skips
 from meshloom.train.schedule import make_schedule
 from meshloom.train.score import make_score, score
-from meshloom.train.step import State, Step, make_step
+from meshloom.train.step import State, Step
 from meshloom.weights.checkpoint import Checkpoints, check_same
 
 
@@ -52,6 +54,7 @@ class Run(NamedTuple):
     steps: int
     batch: BatchConfig
     optimizer: OptimizerConfig
+    outer: OuterConfig
     schedule: ScheduleConfig
     train: TrainConfig
     checkpoint: CheckpointConfig
@@ -98,15 +101,17 @@ def train(run: Run, resume: bool = False) -> Outcome:
             if done:
                 hooks.due(state, done)
             first, batches = done, hooks.feed.train(loader, sample)
-            while done < run.steps and not ask.stop(done):
+            while not hooks.over(done) and not ask.stop(done):
                 begun = time.perf_counter()
                 batch = next(batches)
                 progress.step(done + 1, time.perf_counter() - begun)
-                state, told = step.run(state, batch)
+                state, told = step.at(done)(state, batch)
                 done, sample = done + 1, sample + run.batch.sequences
                 if done == first + 1:
                     progress.restart(first)
                 hooks.log(hooks.interval.push(done, told))
+                if run.optimizer.adascale:
+                    hooks.log(hooks.interval.read())  # whether this was the last step, its own numbers say
                 saved.check()
                 if _every(done, run.checkpoint.every):
                     hooks.save(state, loader, done, sample)
@@ -136,6 +141,7 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
             f"{saved.path(newest) / 'info.json'} is damaged: it lacks {', '.join(sorted(lost))}. To go on, move that checkpoint away."
         )
     check_same("model", info["model"], run.facts["model"], saved.path(newest))
+    check_same("way of training", info.get("training", run.facts["training"]), run.facts["training"], saved.path(newest))
     loader, sample = run.data.resume(info["data"])
     state = saved.restore(abstract(step.specs, step.shardings), newest)
     return state, loader, newest, sample, info["interval"]
@@ -172,9 +178,13 @@ class Hooks:
         self.saved_at = done
         self.progress.restart()
 
+    def over(self, done: int) -> bool:
+        """Whether the run is at its end: all steps are done, or the sum of their gains has come to as many."""
+        return done >= self.run.steps or self.interval.last.get("scaled_steps", 0.0) >= self.run.steps
+
     def due(self, state: State, done: int) -> None:
         """Validation and text, where their step has come."""
-        if done == self.run.steps:
+        if self.over(done):
             return  # `end` does both
         if self.run.valid is not None and _every(done, self.run.eval.every):
             self.validate(state, done)
@@ -217,7 +227,7 @@ class Hooks:
         if self.saved_at != done and done:
             self.save(state, loader, done, sample)
         self.saved.wait()
-        if done == self.run.steps:
+        if self.over(done):
             self.log(self.interval.rest(done))
         if signal is None:
             if self.run.valid is not None:
@@ -237,7 +247,8 @@ def _make_step(run: Run) -> Step:
     """The step's program, with the schedule in its unit."""
     per_step = {"steps": 1, "tokens": run.batch.sequences * run.data.how.seq}[run.schedule.unit]
     schedule = make_schedule(run.schedule, run.optimizer.lr, per_step * run.steps)
-    return make_step(run.model, run.config, run.plan, run.objective, run.optimizer, schedule, run.train, run.seed, per_step)
+    method = Method(run.optimizer, run.outer, run.train, run.steps)
+    return make_step(method, run.model, run.config, run.plan, run.objective, schedule, run.seed, per_step)
 
 
 def _progress(run: Run, done: int) -> Progress:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ from meshloom.core.files import explained, write_bytes
 
 SUMS: tuple[str, ...] = ("loss", "z", "correct", "tokens")
 """Added up over an interval; the others are the values of its last step."""
+LAST = ("norm", "lr", "scale", "skipped", "consecutive")
+"""The values that every way of training tells of a step."""
 ROUTERS = ("balance", "router_z", "load")
 """Added up too, where the model has experts. load: [layers with experts, experts + 1], assignments to each expert, and dropped ones."""
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -51,10 +54,13 @@ class Line(NamedTuple):
     scale: float
     skipped: int
     routers: Routers | None = None
+    more: Mapping[str, float] = {}
+    """What else the way of training tells of its last step, such as AdaScale's gain."""
 
     def tree(self) -> dict[str, Any]:
         """As it is written; null for what is no number, such as the norm of a skipped step."""
-        own = {k: v if math.isfinite(v) else None for k, v in self._asdict().items() if k != "routers"}
+        values = {k: v for k, v in self._asdict().items() if k not in ("routers", "more")} | dict(self.more)
+        own = {k: v if math.isfinite(v) else None for k, v in values.items()}
         return {"kind": "train", **own, **(self.routers._asdict() if self.routers else {})}
 
 
@@ -110,6 +116,7 @@ class Interval:
             last["scale"],
             int(last["skipped"]),
             _routers(s, len(s.get("load", ()))),
+            {name: value for name, value in last.items() if name not in (*SUMS, *LAST, *ROUTERS)},
         )
 
 

@@ -26,7 +26,7 @@ from meshloom.train.scale import select
 
 WIDTHS = {"heads": "attention", "kv_heads": "attention", "head": "attention"}
 """Axes that together are one side of a matrix; every other axis is a side of its own."""
-STACKS = ("layer", "expert")
+STACKS = ("layer", "expert", "replica")
 """Axes along which separate weights are stacked."""
 TABLES_BY_INDEX = ("vocab", "position")
 """A matrix with one of these is looked up row by row (or is the head that mirrors such a table): Muon leaves it to Adam."""

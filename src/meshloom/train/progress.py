@@ -65,7 +65,8 @@ class Progress:
         mfu = "" if rate.mfu is None else f"  MFU {rate.mfu:.0%}"
         r = line.routers
         routers = f"  busiest expert {r.busiest:.2f}x" + (f"  dropped {r.dropped:.1%}" if r.dropped else "") if r else ""
-        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  norm {line.norm:.2f}  {rate.tokens:,.0f} tok/s{mfu}{routers}"
+        more = "".join(f"  {name.replace('_', ' ')} {value:.2f}" for name, value in line.more.items())
+        text = f"loss {line.loss:.4f}  lr {line.lr:.2e}  norm {line.norm:.2f}  {rate.tokens:,.0f} tok/s{mfu}{routers}{more}"
         if self.bar:
             self.bar.update(self.bar.task_ids[0], told=text)
         elif self.show:

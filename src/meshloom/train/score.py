@@ -8,6 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshloom.core.batch import Batch
+from meshloom.core.compress import exact
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
@@ -41,7 +42,8 @@ class Score(NamedTuple):
 
 
 def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict[str, jax.Array]]:
-    """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch."""
+    """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch. No option of a layout rounds anything here."""
+    plan = plan._replace(layout=exact(plan.layout))
     bound, specs, lay, objective = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout, lm()
 
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:

@@ -1,6 +1,6 @@
 """One optimizer step: gradient, clipping, update, average, loss scale. Compiled once; it returns and reports nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,14 @@ class Step(NamedTuple):
     batch_shardings: Batch
     start: Callable[[Tree | None], State]
     """The first state: from starting weights, or from given parameters (already placed)."""
+    programs: Mapping[str, Callable]
+    """Every compiled program by its phase; `run` is the first of them. One where all steps are alike."""
+    phase: Callable[[int], str] = lambda done: ""
+    """Which program follows so many steps done."""
+
+    def at(self, done: int) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+        """The program of the step that follows `done` steps."""
+        return self.programs[self.phase(done)]
 
 
 def make_step(
@@ -67,7 +75,7 @@ def make_step(
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         done = state.step + 1
-        key = jax.random.key(seed) if _drops(c) else None
+        key = jax.random.key(seed) if drops(c) else None
         grads, sums, norm = gradient(state.params, batch, key, state.scale.scale)
         lr = schedule(done * per_step)
         new, opt, finite = update(tx, grads, norm, state.opt, state.params, lr=lr, clip=train.clip)
@@ -84,7 +92,7 @@ def make_step(
 
     scalar = NamedSharding(plan.mesh, PartitionSpec())
     run = jax.jit(step, donate_argnums=0, in_shardings=(where, rows), out_shardings=(where, scalar))
-    return Step(run, specs, where, rows, start)
+    return Step(run, specs, where, rows, start, {"": run})
 
 
 def _first(tx: Any, params: Tree, train: TrainConfig) -> State:
@@ -102,6 +110,6 @@ def state_of(tx: Any, params: Tree, train: TrainConfig) -> State:
     return State(scalar(shapes.step), params, state_specs(tx, params), params if train.ema else None, scale)
 
 
-def _drops(c: Any) -> bool:
+def drops(c: Any) -> bool:
     """Whether the model has any dropout."""
     return bool(c.dropout or c.attention_dropout)
