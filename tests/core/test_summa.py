@@ -32,7 +32,7 @@ def arrays(m, k, n):
 
 def program(into: bool, m: int, k: int, n: int):
     """The product and both gradients, compiled."""
-    fn = jax.shard_map(lambda x, w: streamed(GRID, x, w, into), mesh=make_mesh(LAY), in_specs=(ACTS, WEIGHT[into]), out_specs=ACTS)
+    fn = jax.shard_map(lambda x, w: streamed(GRID, x, (w,), into), mesh=make_mesh(LAY), in_specs=(ACTS, WEIGHT[into]), out_specs=ACTS)
 
     def both(x, w, g):
         y, back = jax.vjp(fn, x, w)

@@ -32,6 +32,7 @@ CASES = [
     ("gpt2", "tensor2d=2x2:stream", 1, "unroll", "full"),
     ("neox", "data=2 tensor2d=2x2:stream", 1, "scan", "full"),
     ("llama_untied", "zero1=2 tensor2d=2x2:stream", 1, "unroll", "none"),
+    ("llama", "zero3=2 tensor2d=2x2:stream", 2, "scan", "none"),
 ]
 
 

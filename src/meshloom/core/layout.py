@@ -49,7 +49,8 @@ class Layout:
             if sizes.setdefault(name, size) != size:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
         tables = {t: _union(getattr(self, t), getattr(other, t)) for t in TABLES}
-        return Layout(sizes, platform=self.platform, options={**self.options, **other.options}, **{**tables, **_nested(tables)})
+        options = {**self.options, **other.options}
+        return Layout(sizes, platform=self.platform, options=options, **{**tables, **_nested(tables, _square(options))})
 
     @property
     def devices(self) -> int:
@@ -94,7 +95,8 @@ class Layout:
     @property
     def square(self) -> tuple[str, str, int] | None:
         """Mesh axes and side of the square of devices over which products of layers stream panels (`tensor2d=2x2:stream`), or None."""
-        return ("rows", "cols", self.sizes["rows"]) if any("stream" in said for said in self.options.values()) else None
+        axes = _square(self.options)
+        return (*axes, self.sizes[axes[0]]) if axes else None
 
     @property
     def work(self) -> tuple[str, ...]:
@@ -115,9 +117,17 @@ class Layout:
         own = getattr(self, table).get(name, ())
         return (*getattr(self, table).get("batch", ()), *own) if name == "work_batch" else own
 
+    def entries(self, table: str, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Mesh axes that split each axis of an array with these names under one table. A matrix whose products stream it stays split over the
+        square's rows while its layer runs."""
+        found = [self.splits(table, name) for name in axes]
+        if table == "live" and self.square and "embed" in axes and INSIDE & set(axes):
+            found[axes.index("embed")] = (self.square[0], *found[axes.index("embed")])
+        return found
+
     def partition(self, table: str, axes: tuple[str, ...]) -> PartitionSpec:
         """The PartitionSpec of an array with these axis names under one table. A mesh axis that would split two axes is an error naming both."""
-        entries = [self.splits(table, name) for name in axes]
+        entries = self.entries(table, axes)
         used: dict[str, str] = {}
         for name, mesh_axes in zip(axes, entries):
             for mesh_axis in mesh_axes:
@@ -132,10 +142,8 @@ class Layout:
     def gathered(self, before: str, after: str, axes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
         """Which axis of an array with these names is split under table `before` and not under `after`, and by which mesh axes: along it the array
         is gathered on the way there, and scattered on the way back.  Returns (0, ()) where nothing moves."""
-        if after == "live" and self.square and "embed" in axes and INSIDE & set(axes):
-            return 0, ()  # a matrix whose products stream it stays where it is
-        have, want = getattr(self, before), getattr(self, after)
-        found = [(at, tuple(a for a in have.get(name, ()) if a not in want.get(name, ()))) for at, name in enumerate(axes)]
+        pairs = zip(self.entries(before, axes), self.entries(after, axes), strict=True)
+        found = [(at, tuple(a for a in have if a not in want)) for at, (have, want) in enumerate(pairs)]
         found = [one for one in found if one[1]]
         assert len(found) <= 1, f"{' '.join(axes)} would be gathered along several axes from '{before}' to '{after}'"
         return found[0] if found else (0, ())
@@ -143,8 +151,7 @@ class Layout:
     def shard_shape(self, table: str, s: Spec) -> tuple[int, ...]:
         """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""
         shape = []
-        for size, name in zip(s.shape, s.axes):
-            mesh_axes = self.splits(table, name)
+        for size, name, mesh_axes in zip(s.shape, s.axes, self.entries(table, s.axes), strict=True):
             parts = self.size(mesh_axes)
             if size % parts:
                 raise ValueError(
@@ -170,9 +177,15 @@ def _union(a: Table, b: Table) -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys((*a.get(name, ()), *b.get(name, ())))) for name in dict.fromkeys((*a, *b))}
 
 
-def _nested(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """The tables of parameters with each axis split first by the mesh axes that split it in most tables."""
-    leaves = lambda name, mesh_axis: sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
+def _square(options: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Rows and columns of the square over which products stream panels, where an option asks for that."""
+    return ("rows", "cols") if any("stream" in said for said in options.values()) else ()
+
+
+def _nested(tables: Mapping[str, Table], square: tuple[str, ...]) -> dict[str, Table]:
+    """The tables of parameters with each axis split first by the mesh axes that split it in most tables; by those of a square before all, whose
+    panels are whole parts."""
+    leaves = lambda name, mesh_axis: 0 if mesh_axis in square else sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
     return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in KEPT}
 
 

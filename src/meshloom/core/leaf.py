@@ -55,7 +55,7 @@ def _streamed(lay: Layout, first: str, second: str, x: jax.Array, weights: tuple
     second: letters of the first of them."""
     n = len([letter for letter in second if letter in first])
     rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
-    y = streamed(Square(*lay.square), x.reshape(-1, inner), jnp.concatenate([w.reshape(inner, -1) for w in weights], 1), second[0] == "d")
+    y = streamed(Square(*lay.square), x.reshape(-1, inner), tuple(w.reshape(inner, -1) for w in weights), second[0] == "d")
     ends = list(itertools.accumulate(math.prod(w.shape[n:]) for w in weights))
     return [part.reshape(*rows, *w.shape[n:]) for part, w in zip(jnp.split(y, ends[:-1], 1), weights)]
 

@@ -7,7 +7,8 @@ forms and their backward passes: Xu et al. 2021, arXiv 2104.05343, section 3.1. 
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,11 +30,16 @@ class Square(NamedTuple):
     side: int
 
 
-def streamed(grid: Square, x: Array, w: Array, into: bool) -> Array:
-    """x [m, k] @ w on blocks.  into: w is W_ij [k, n] of W [K over rows, N over cols]; else it is [k, n] of W [K over cols, N over rows].
-    Returns Y_ij [m, n].  Numbers received, forward and backward: 3 (q-1) (MK + KN) / q^2, or (q-1) (2 MN + 3 KN) / q^2."""
-    y = (_into if into else _out_of)(*alike(x, w), grid)
+def streamed(grid: Square, x: Array, weights: tuple[Array, ...], into: bool) -> Array:
+    """x [m, k] @ weights side by side, on blocks.  into: they are W_ij [k, n] of W [K over rows, N over cols]; else [k, n] of W [K over cols, N over
+    rows].  Returns Y_ij [m, n].  Numbers received, forward and backward: 3 (q-1) (MK + KN) / q^2, or (q-1) (2 MN + 3 KN) / q^2."""
+    x, *weights = alike(x, *weights)
+    y = _into(x, tuple(weights), grid) if into else _out_of(x, _beside(weights), grid)
     return checkpoint_name(y, PRODUCT)
+
+
+def _beside(weights: Sequence[Array]) -> Array:
+    return weights[0] if len(weights) == 1 else jnp.concatenate(weights, 1)
 
 
 def _move(x: Array, grid: Square, s: int, over: str, back: bool) -> Array:
@@ -65,26 +71,29 @@ def _steps(grid: Square, operands: tuple[Array, ...], step: Callable[..., tuple[
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _into(x, w, grid):
-    return _into_forward(x, w, grid)[0]
+def _into(x, weights, grid):
+    return _into_forward(x, weights, grid)[0]
 
 
-def _into_forward(x, w, grid):
+def _into_forward(x, weights, grid):
     step = lambda s, x, w: (_mul(_move(x, grid, s, grid.cols, False), _move(w, grid, s, grid.rows, False)),)
-    return _steps(grid, (x, w), step)[0], (x, w)
+    # what is kept are the weights as they were given: no copy, and not what ZeRO has gathered
+    return _steps(grid, (x, _beside(weights)), step)[0], (x, weights)
 
 
 def _into_backward(grid, kept, dy):
     """dX_ik is the sum over j of dY_ij W_kj^T, dW_kj that over i of X_ik^T dY_ij: panels of W and X come, sums go.
     (What has moved before is moved turned, so that no compiler takes the panels for those of the forward pass, and keeps them since then.)"""
-    x, w = kept
+    x, weights = kept
 
     def step(s, xt, wt, dy):
         dx = _mul(dy, _move(wt, grid, s, grid.rows, False))
         dw = _mul(_move(xt, grid, s, grid.cols, False), dy)
         return _move(dx, grid, s, grid.cols, True), _move(dw, grid, s, grid.rows, True)
 
-    return _steps(grid, (x.T, w.T, dy), step)
+    dx, dw = _steps(grid, (x.T, _beside(weights).T, dy), step)
+    ends = list(itertools.accumulate(w.shape[1] for w in weights))
+    return dx, tuple(jnp.split(dw, ends[:-1], 1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

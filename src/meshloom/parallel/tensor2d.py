@@ -92,7 +92,7 @@ def streams(x: Shapes) -> list[Collective]:
     first, second = 0, 0  # of these, those that end a layer's first half and begin its second
     for s in x.leaves.values():
         if s.axes[0] == "layer" and "embed" in s.axes and INSIDE & set(s.axes):
-            enters, size = s.axes[1] == "embed", x.elements("step", s) // layers * x.width
+            enters, size = s.axes[1] == "embed", x.elements("live", s) // layers * x.width
             weights[enters] += size
             first += 0 if enters or "ffn" in s.axes else size
             second += size if enters and "ffn" in s.axes else 0

@@ -58,15 +58,16 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
 def kept(x: Shapes) -> int:
     """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps.  An estimate: its matrices' inputs and results."""
     c, lay = x.config, x.layout
-    work = lay.size(lay.acts.get("heads", ())) or 1
+    work = lay.size((*lay.acts.get("heads", ()), *lay.inner))
+    enters = c.embed // lay.size(lay.stream if lay.square else lay.live.get("embed", ()))
     stream = c.embed // lay.size((*split_seq(lay), *lay.stream))
     heads = (c.heads * c.head) // work
-    keys = c.kv_heads * c.head // lay.size(lay.acts.get("kv_heads", ()))
+    keys = c.kv_heads * c.head // lay.size((*lay.acts.get("kv_heads", ()), *lay.inner))
     wide = x.wide // work
     features = {
         "full": stream,
         "selective": 3 * stream + heads + 2 * keys + wide,
         # also both norms' inputs and results, attention's result and blocks, the activation's result
-        "none": 4 * stream + 2 * c.embed + 3 * heads + 4 * keys + 2 * wide,
+        "none": 4 * stream + 2 * enters + 3 * heads + 4 * keys + 2 * wide,
     }
     return x.rows * x.seq * features[x.remat] * x.width
