@@ -4,6 +4,7 @@
 #   make check        ruff and the type checker
 #   make pictures     the pictures of the pages, drawn again
 #   make parity       the tests that compare with transformers and torch, in an environment of their own
+#   make matrix       every pair of strategies against one device; writes docs/matrix.md
 #   make bench        side by side with torch and transformers, in an environment of their own
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -13,7 +14,7 @@ PIP = -m pip install -qq --disable-pip-version-check --compile -c $(CONSTRAINTS)
 WORKERS ?= 2
 export PYTHONUNBUFFERED = 1
 
-.PHONY: quickstart test check format docs pictures parity bench clean
+.PHONY: quickstart test check format docs matrix pictures parity bench clean
 quickstart: .venv/core.done
 	.venv/bin/meshloom train quickstart
 
@@ -32,8 +33,12 @@ format: .venv/dev.done
 docs: .venv/core.done
 	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
 
+matrix: .venv/test.done
+	cd tests && ../.venv/bin/python -m layouts.matrix --large --write ../docs/matrix.md $(ARGS)
+
 pictures: .venv/core.done
 	.venv/bin/python docs/pictures/draw.py
+
 
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)
