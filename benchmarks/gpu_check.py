@@ -100,7 +100,7 @@ def outcome(device: Any, how: How, dtype: str, packed: bool, weights: Any, seq: 
     def run(params: Any, batch: Batch) -> tuple[Any, ...]:
         w, whole = gather_step(plan.layout, model.specs(c), params, dtype)
         first = jax.tree.map(lambda a: a[0], batch)
-        x, outer, _ = hidden(model, c, plan.layout, w, whole, first.tokens, context(first, None), how)
+        x, outer, _, _ = hidden(model, c, plan.layout, w, whole, first.tokens, context(first, None), how)
         logits = dot(plan.layout, "btd,vd->btv", x, unembed(outer))[..., : c.vocab]
         grads, sums, _ = make_gradient(model, c, plan, lm())(params, batch, None, jnp.float32(1))
         return logits.astype(jnp.float32), sums["loss"] / sums["tokens"], grads
