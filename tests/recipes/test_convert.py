@@ -122,3 +122,6 @@ def test_a_mixture_without_a_counterpart_stays_ours(tmp_path):
     with pytest.raises(ValueError, match=r"This model has no counterpart in Hugging Face \(family moe\). Write it by --to meshloom."):
         convert(small.FOLDER / "qwen2", tmp_path / "out", experts=4, say=lambda line: None)
     assert convert(small.FOLDER / "qwen2", tmp_path / "ours", "meshloom", experts=4, check=True, say=lambda line: None)
+    with pytest.raises(ValueError, match=r"This model has no counterpart in Hugging Face \(family moe\). Write it by --to meshloom."):
+        convert(tmp_path / "ours", tmp_path / "out", say=lambda line: None)
+    assert convert(tmp_path / "ours", tmp_path / "again", "meshloom", check=True, say=lambda line: None)

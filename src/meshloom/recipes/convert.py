@@ -86,9 +86,9 @@ def upcycled(opened: Opened, weights: Tree, experts: int, top: int, limit: float
 
 def stored_dtype(opened: Opened) -> Dtype:
     """The type that the source's tensors have: by name where they differ; fp32 for quantised ones and for our own training."""
-    names = [place.theirs for place in make_map(opened.model.hf(opened.config), opened.model.specs(opened.config)).places]
     if opened.source is None:
         return opened.info.get("huggingface", {}).get("dtype", "float32")
+    names = [place.theirs for place in make_map(opened.model.hf(opened.config), opened.model.specs(opened.config)).places]
     if not set(names) <= set(opened.source.tensors):
         return "float32"
     kinds = {name: str(opened.source.tensors[name].dtype) for name in names}
