@@ -96,8 +96,10 @@ class Layout:
     @property
     def square(self) -> tuple[str, str, int] | None:
         """Mesh axes and side of the square of devices over which products of layers stream panels (`tensor2d=2x2:stream`), or None."""
-        axes = _square(self.options)
-        return (*axes, self.sizes[axes[0]]) if axes else None
+        if not (axes := _square(self.options)):
+            return None
+        rows, cols = axes
+        return rows, cols, self.sizes[rows]
 
     @property
     def work(self) -> tuple[str, ...]:

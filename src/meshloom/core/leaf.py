@@ -53,6 +53,7 @@ def dots(lay: Layout, x: jax.Array, *products: tuple[str, Any]) -> Iterator[jax.
 def _streamed(lay: Layout, first: str, second: str, x: jax.Array, weights: tuple) -> list[jax.Array]:
     """Products with weights of which each device of a square holds a block, as one with their columns side by side (`core.summa`).
     second: letters of the first of them."""
+    assert lay.square is not None
     n = len([letter for letter in second if letter in first])
     rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
     y = streamed(Square(*lay.square), x.reshape(-1, inner), tuple(w.reshape(inner, -1) for w in weights), second[0] == "d")

@@ -33,8 +33,8 @@ class Square(NamedTuple):
 def streamed(grid: Square, x: Array, weights: tuple[Array, ...], into: bool) -> Array:
     """x [m, k] @ weights side by side, on blocks.  into: they are W_ij [k, n] of W [K over rows, N over cols]; else [k, n] of W [K over cols, N over
     rows].  Returns Y_ij [m, n].  Numbers received, forward and backward: 3 (q-1) (MK + KN) / q^2, or (q-1) (2 MN + 3 KN) / q^2."""
-    x, *weights = alike(x, *weights)
-    y = _into(x, tuple(weights), grid) if into else _out_of(x, _beside(weights), grid)
+    x, *alike_weights = alike(x, *weights)
+    y = _into(x, tuple(alike_weights), grid) if into else _out_of(x, _beside(alike_weights), grid)
     return checkpoint_name(y, PRODUCT)
 
 

@@ -119,7 +119,8 @@ def _trips(op: Op, bodies: Mapping[str, list[Op]]) -> int:
         return int(said[1])
     names, ops = [c.strip("%") for c in re.findall(r"condition=(%?[\w.\-]+)", op.rest)], []
     while names:
-        ops += bodies.get(name := names.pop(), [])
+        name = names.pop()
+        ops += bodies.get(name, [])
         names += [c for o in bodies.get(name, []) for c in _CALLED.findall(o.rest)]
     bounds = [
         int(n[1])

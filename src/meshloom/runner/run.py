@@ -108,7 +108,7 @@ def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ct
 
 def _joined(parts: list[Tree]) -> Tree:
     """Stacked trees one after the other; None for none."""
-    return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *parts) if parts else None
+    return jax.tree.map(lambda *a: jnp.concatenate(a) if len(a) > 1 else a[0], *parts) if parts else None  # type: ignore
 
 
 def _stacked(trees: list[Tree]) -> Tree:
