@@ -10,7 +10,7 @@ SECTIONS = [getattr(config, n) for n in dir(config) if n.endswith("Config")]
 
 def test_every_field_is_documented():
     fields = [(s.__name__, n) for s in SECTIONS for n, f in s.model_fields.items() if not f.description]
-    assert fields == [] and len(SECTIONS) == 9
+    assert fields == [] and len(SECTIONS) == 10
 
 
 def test_reads_names_fields():
@@ -19,8 +19,16 @@ def test_reads_names_fields():
 
 
 REFUSALS = [
-    (config.OptimizerConfig, dict(kind="lion", eps=1e-6), "lion does not read eps; adamw and muon would. Remove it, or set it to 1e-08"),
-    (config.OptimizerConfig, dict(kind="adamm"), "'adamw', 'adafactor', 'lion', 'muon' or 'sgd'"),
+    (
+        config.OptimizerConfig,
+        dict(kind="lion", eps=1e-6),
+        "lion does not read eps; adamw, muon, lamb, onebit_adam, onebit_lamb and zero_one_adam would. Remove it, or set it to 1e-08",
+    ),
+    (
+        config.OptimizerConfig,
+        dict(kind="adamm"),
+        "'adamw', 'adafactor', 'lion', 'muon', 'sgd', 'lamb', 'onebit_adam', 'onebit_lamb' or 'zero_one_adam'",
+    ),
     (config.OptimizerConfig, dict(lr=0), "greater than 0"),
     (config.OptimizerConfig, dict(beta2=1.0), "less than 1"),
     (config.ScheduleConfig, dict(kind="wsd"), "wsd needs a decay of at least 1"),

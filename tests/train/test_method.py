@@ -86,14 +86,14 @@ def test_what_can_be_is_not():
     [
         (OuterConfig, {"kind": "diloco", "every": 0}, r"every must be at least 1; you gave 0"),
         (OuterConfig, {"kind": "dilocco"}, r"Did you mean 'diloco'\?"),
-        (OuterConfig, {"kind": "none", "every": 3}, r"[Oo]uter none does not read every; local_sgd and slowmo and diloco would"),
+        (OuterConfig, {"kind": "none", "every": 3}, r"[Oo]uter none does not read every; local_sgd, slowmo and diloco would"),
         (OuterConfig, {"kind": "local_sgd", "momentum": 0.5}, r"[Oo]uter local_sgd does not read momentum; slowmo and diloco would"),
         (OptimizerConfig, {"kind": "onebit_adan"}, r"Did you mean 'onebit_adam'\?"),
         (OptimizerConfig, {"kind": "onebit_adam", "freeze_step": 0}, r"freeze_step must be at least 1"),
         (
             OptimizerConfig,
             {"kind": "adamw", "freeze_step": 5},
-            r"adamw does not read freeze_step; onebit_adam and onebit_lamb and zero_one_adam would",
+            r"adamw does not read freeze_step; onebit_adam, onebit_lamb and zero_one_adam would",
         ),
         (OptimizerConfig, {"kind": "lamb", "min_coeff": 3.0, "max_coeff": 2.0}, r"[Mm]in_coeff 3.0 is more than max_coeff 2.0"),
         (OptimizerConfig, {"kind": "onebit_lamb", "factor_min": 5.0}, r"[Ff]actor_min 5.0 is more than factor_max 4.0"),

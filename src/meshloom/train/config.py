@@ -22,6 +22,11 @@ READS = {
 """The fields that each kind of optimizer reads beyond kind, lr and weight_decay."""
 
 
+def _listed(names: list[str]) -> str:
+    """Names as a sentence has them: "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 class OptimizerConfig(Section):
     """How gradients become updates. A field that the kind does not read must keep its default."""
 
@@ -79,7 +84,7 @@ class OptimizerConfig(Section):
         for name, field in type(self).model_fields.items():
             unread = name not in READS[self.kind] | {"kind", "lr", "weight_decay", "adascale"}
             if unread and getattr(self, name) != field.default:
-                readers = " and ".join(kind for kind, reads in READS.items() if name in reads)
+                readers = _listed([kind for kind, reads in READS.items() if name in reads])
                 raise ValueError(f"optimizer {self.kind} does not read {name}; {readers} would. Remove it, or set it to {field.default}.")
         for low, high in (("min_coeff", "max_coeff"), ("factor_min", "factor_max")):
             if getattr(self, low) > getattr(self, high):
@@ -106,7 +111,7 @@ class OuterConfig(Section):
         reads = OUTER_READS[self.kind] | {"kind"}
         for name, field in type(self).model_fields.items():
             if name not in reads and getattr(self, name) != field.default:
-                readers = " and ".join(kind for kind, fields in OUTER_READS.items() if name in fields)
+                readers = _listed([kind for kind, fields in OUTER_READS.items() if name in fields])
                 raise ValueError(f"outer {self.kind} does not read {name}; {readers} would. Remove it, or set it to {field.default}.")
         return self
 
