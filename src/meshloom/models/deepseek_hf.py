@@ -4,11 +4,12 @@ Source of defaults and meanings: the configuration and modelling classes of `tra
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from meshloom.models.base import Row
 from meshloom.models.hf import only, read_rope, take, write_rope
-from meshloom.models.moe_hf import dense, joined, one_by_one, renamed
+from meshloom.models.moe_hf import by_stack, dense, joined, one_by_one, renamed
 
 NAMES = {
     "layers": "num_hidden_layers",
@@ -89,26 +90,12 @@ IMPLIED: dict[str, dict[str, Any]] = {
 
 def rows(c: Any) -> tuple[Row, ...]:
     """The rows of the Hugging Face map of a configuration."""
-    return _rows(c, one_by_one)
+    return by_stack(c, attention, partial(sparse, experts=one_by_one))
 
 
 def fused(c: Any) -> tuple[Row, ...]:
     """The same, with all experts of a layer in one tensor, as `transformers` 5 has them in memory."""
-    return _rows(c, joined)
-
-
-def _rows(c: Any, experts: Callable[..., list[Row]]) -> tuple[Row, ...]:
-    groups = {name: tuple(i for i, sparse in enumerate(c.sparse) if sparse == (name == "sparse")) for name in ("dense", "sparse")}
-    out = [
-        Row("embed", "model.embed_tokens.weight", "v d -> v d"),
-        Row("norm", "model.norm.weight", "d -> d"),
-        Row("head", "lm_head.weight", "v d -> v d"),
-        Row("", "model.layers.{layer}.self_attn.rotary_emb.inv_freq", ""),
-    ]
-    for name, layers in groups.items():
-        if layers:
-            out += [*attention(c, name, layers), *(sparse(c, layers, experts) if name == "sparse" else dense(layers))]
-    return tuple(out)
+    return by_stack(c, attention, partial(sparse, experts=joined))
 
 
 def sparse(c: Any, layers: tuple[int, ...], experts: Callable[..., list[Row]]) -> list[Row]:

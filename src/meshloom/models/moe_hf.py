@@ -70,16 +70,18 @@ PLACES = {
 
 def rows(c: Any) -> tuple[Row, ...]:
     """The rows of the Hugging Face map of a configuration; none for variant plain."""
-    return _rows(c, one_by_one) if c.variant in PLACES else ()
+    return by_stack(c, attention, one_by_one) if c.variant in PLACES else ()
 
 
 def fused(c: Any) -> tuple[Row, ...]:
     """The same, with all experts of a layer in one tensor, as `transformers` 5 has them in memory."""
-    return _rows(c, joined) if c.variant in PLACES else ()
+    return by_stack(c, attention, joined) if c.variant in PLACES else ()
 
 
-def _rows(c: Any, experts: Callable[..., list[Row]]) -> tuple[Row, ...]:
-    groups = {name: tuple(i for i, sparse in enumerate(c.sparse) if sparse == (name == "sparse")) for name in ("dense", "sparse")}
+def by_stack(c: Any, attention: Callable[..., list[Row]], sparse: Callable[..., list[Row]]) -> tuple[Row, ...]:
+    """The rows of a model with a stack of dense layers and one of layers with experts.  attention: (c, stack, numbers of its layers) -> rows of
+    attention and norms.  sparse: (c, numbers of the layers) -> rows of their experts."""
+    groups = {name: tuple(i for i, has in enumerate(c.sparse) if has == (name == "sparse")) for name in ("dense", "sparse")}
     out = [
         Row("embed", "model.embed_tokens.weight", "v d -> v d"),
         Row("norm", "model.norm.weight", "d -> d"),
@@ -88,7 +90,7 @@ def _rows(c: Any, experts: Callable[..., list[Row]]) -> tuple[Row, ...]:
     ]
     for name, layers in groups.items():
         if layers:
-            out += [*attention(c, name, layers), *(experts(c, layers) if name == "sparse" else dense(layers))]
+            out += [*attention(c, name, layers), *(sparse(c, layers) if name == "sparse" else dense(layers))]
     return tuple(out)
 
 

@@ -8,7 +8,7 @@ Beside tensor parallelism the experts' width is split over the tensor axis; `fol
 all-to-all then carries what goes to this device's experts alone.
 """
 
-from meshloom.core.layout import Layout
+from meshloom.core.layout import TABLES, Layout
 from meshloom.ops.dispatch import across
 from meshloom.ops.moe import capacity
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
@@ -24,7 +24,7 @@ def layout(n: int) -> Layout:
 def folded(lay: Layout) -> Layout:
     """The layout with the experts over what splits their width, and that whole."""
     tables = {}
-    for name in ("rest", "step", "live", "grad", "acts"):
+    for name in TABLES:
         table = dict(getattr(lay, name))
         table["expert"] = (*table["expert"], *table.pop("expert_ffn", ()))
         tables[name] = table
