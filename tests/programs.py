@@ -159,4 +159,25 @@ def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
     np.testing.assert_array_equal(got.load, one.load)
 
 
-__all__ = ["FAMILIES", "SEQ", "Gradient", "abstract", "compiled", "config", "gradient", "rows", "same", "tree_of", "weights"]
+def equals_one_device(name: str, spelling: str, micro: int, runner: str, remat: str) -> None:
+    """Asserts that a layout computes what one device does, moves something, and moves what its formula says."""
+    got = gradient(name, spelling, micro, runner, remat)
+    same(got, gradient(name, "", 1))
+    assert [line for line in got.lines if not line.equal] == []
+    assert got.lines
+
+
+__all__ = [
+    "FAMILIES",
+    "SEQ",
+    "Gradient",
+    "abstract",
+    "compiled",
+    "config",
+    "equals_one_device",
+    "gradient",
+    "rows",
+    "same",
+    "tree_of",
+    "weights",
+]

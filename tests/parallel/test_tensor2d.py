@@ -16,7 +16,7 @@ from meshloom.plan.hlo import collectives
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.gradient import batch_shardings, make_gradient
-from programs import QUICK, SEQ, config, gradient, rows, same, weights
+from programs import QUICK, SEQ, config, equals_one_device, gradient, rows, same, weights
 
 CASES = [
     # model, layout, micro-batches, runner, remat: GQA with two key heads, biases, q/k norms, odd vocabulary, packed rows
@@ -38,9 +38,7 @@ CASES = [
 
 @pytest.mark.parametrize("name, spelling, micro, runner, remat", CASES)
 def test_layout_equals_one_device(name, spelling, micro, runner, remat) -> None:
-    got = gradient(name, spelling, micro, runner, remat)
-    same(got, gradient(name, "", 1))
-    assert [line for line in got.lines if not line.equal] == []
+    equals_one_device(name, spelling, micro, runner, remat)
 
 
 def test_dropout_is_equal_to_one_device() -> None:

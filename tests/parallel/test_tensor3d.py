@@ -10,7 +10,7 @@ from meshloom.parallel.tensor3d import I, J, L, layout
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.runner.run import How
 from parallel.test_tensor2d import operands, received
-from programs import config, gradient, same
+from programs import config, equals_one_device, gradient, same
 
 CASES = [
     # model, micro-batches, runner, remat: GQA, biases, q/k norms, odd vocabulary, packed rows, other rows on every device of a side
@@ -25,9 +25,7 @@ CASES = [
 
 @pytest.mark.parametrize("name, micro, runner, remat", CASES)
 def test_layout_equals_one_device(name, micro, runner, remat) -> None:
-    got = gradient(name, "tensor3d=8", micro, runner, remat)
-    same(got, gradient(name, "", 1))
-    assert [line for line in got.lines if not line.equal] == []
+    equals_one_device(name, "tensor3d=8", micro, runner, remat)
 
 
 def test_dropout_is_equal_to_one_device() -> None:
