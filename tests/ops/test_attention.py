@@ -107,6 +107,10 @@ def test_cache_equals_whole_sequence(row, window):
     positions = places[:, 20:22], jnp.where(places < 22, places, NOWHERE)
     got = A.KERNELS[row].run(q[:, 20:22], k, v, scale=0.25, window=window, segments=(segments[:, 20:22], segments), positions=positions)
     same([got], [want])
+    # one row alone has sums of its own
+    q, k, v, segments, now, then = (x[1:] for x in (q, k, v, segments, *positions))
+    alone = A.KERNELS[row].run(q[:, 20:22], k, v, scale=0.25, window=window, segments=(segments[:, 20:22], segments), positions=(now, then))
+    same([alone], [want[1:]])
 
 
 def test_a_query_that_sees_nothing_returns_zero():
