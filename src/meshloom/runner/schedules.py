@@ -110,6 +110,11 @@ def chunks_of(name: str) -> int:
     raise ValueError(f"'{name}' is not a schedule.{guess} There are: {', '.join(names)} (or another number of chunks).")
 
 
+def described(name: str) -> str:
+    """What a schedule does, in a phrase."""
+    return SCHEDULES["interleaved" if chunks_of(name) > 1 else name].what
+
+
 def make(name: str, stages: int, micro: int, packed: bool = True) -> Schedule:
     """The schedule of a name.  packed: the F and the B of a stage share a tick; else a stage does one thing in a tick, as papers draw it.
     Raises ValueError for a name that is none, numbers below 1, and micro-batches that do not fit."""

@@ -13,9 +13,9 @@ STASH, RECOMPUTE = (1, 1, 1), (1, 2, 1)
 """Usual costs of a whole stage's forward, backward to its input and gradients of its weights: products with weights are as many in each (arXiv
 2401.10241, section 2). With RECOMPUTE the backward runs the forward again."""
 WAYS = {
-    "uniform": "all stages keep step, and each does every kind of work that any does in a tick: one program",
-    "stage": "all stages keep step, and each does its own work only",
-    "asynchronous": "no stage waits for a tick to end: a program for each stage",
+    "uniform": "each stage does all kinds of work that any does in a tick",
+    "stage": "each stage does its own work only; a tick ends when all are done",
+    "asynchronous": "no stage waits for a tick to end",
 }
 """Ways to run a table."""
 
