@@ -20,9 +20,9 @@ class Printed:
     widest: int
 
 
-def printed(what, *given, width: int = 100, colours: bool = False) -> Printed:
+def printed(what, *given, width: int = 100, colours: str | None = None) -> Printed:
     out = io.StringIO()
-    what(*given, Console(file=out, width=width, highlight=False, force_terminal=colours, color_system="truecolor" if colours else None))
+    what(*given, Console(file=out, width=width, highlight=False, force_terminal=bool(colours), color_system=colours))
     text = out.getvalue()
     return Printed(text, max(len(line.rstrip()) for line in re.sub("\x1b[^m]*m", "", text).splitlines()))
 
@@ -58,7 +58,10 @@ def test_columns_stand_below_their_tick() -> None:
 
 
 def test_colours_on_a_terminal() -> None:
-    assert "48;2;47;111;179" in printed(timeline, study(make("1f1b", 2, 3)), colours=True).text  # COLOURS of F
+    s = study(make("zb", 2, 3))
+    many, few = (printed(timeline, s, colours=system).text for system in ("truecolor", "standard"))
+    assert "48;2;47;111;179mF0" in many  # COLOURS of F
+    assert all(f"\x1b[{code}m{op}" in few for code, op in (("37;44", "F0"), ("30;42", "B0"), ("30;43", "W0")))
 
 
 def test_numbers_of_one_schedule() -> None:

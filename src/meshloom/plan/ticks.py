@@ -10,6 +10,8 @@ from meshloom.runner.simulate import WAYS
 from meshloom.runner.slots import segments
 
 IDLE = "\u00b7"
+PLAIN = ("white on blue", "black on green", "black on yellow")
+"""F, B and W where a terminal has eight colours; the nearest of these to a picture's would be grey."""
 MOST = 8
 """Parts into which a long timeline is broken; of more, the first and the last are printed."""
 
@@ -56,7 +58,8 @@ def timeline(s: Study, console: Any) -> None:
                     line.append(IDLE.ljust(wide), style="dim")
                 else:
                     fill, ink = shade(kind, op.part // schedule.stages, schedule.chunks)
-                    line.append(spell(op, schedule.stages, schedule.chunks).ljust(wide), style=f"{ink} on {fill}")
+                    style = PLAIN[kind] if console.color_system == "standard" else f"{ink} on {fill}"
+                    line.append(spell(op, schedule.stages, schedule.chunks).ljust(wide), style=style)
             console.print(line)
     does = [f"{LETTERS[k]} {said}" for k, said in enumerate(DOES) if any(kind == k for _, kind in columns)]
     console.print(Text(f"{', '.join(does)}; {IDLE} idle. A stage does the columns of a tick one after the other.", style="dim"))
