@@ -1,0 +1,162 @@
+"""A schedule as a program reads it: which micro-batch, chunk and place in a ring buffer each stage uses in each tick.
+
+Four ring buffers hold what lives from one tick to another: `inbox` (activations that have arrived), `kept` (inputs of a part, from its F to its B),
+`grads` (cotangents that have arrived) and `late` (what a B leaves for its W). A place is taken again as soon as what it held was read for the last
+time. Each buffer has one more place, the trash, at the index that is its size: what has nothing to do reads and writes there, so that no program needs
+a choice between whole buffers.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from meshloom.runner.schedules import B, F, Op, Schedule, W, arrange, check, groups
+
+RINGS = ("inbox", "kept", "grads", "late")
+"""The ring buffers."""
+COLUMNS = {
+    "forward": -1, "forward_chunk": 0, "forward_from": "inbox", "forward_keep": "kept", "enter": -1, "leave": -1, "leave_to": "grads",
+    "backward": -1, "backward_chunk": 0, "backward_kept": "kept", "backward_from": "grads", "backward_late": "late", "exit": -1,
+    "weight": -1, "weight_chunk": 0, "weight_from": "late", "arrive_x": "inbox", "arrive_g": "grads",
+}  # fmt: skip
+"""Column -> what it says where there is nothing to do: a number, or the trash of a ring buffer.
+
+forward, backward, weight    the micro-batch of the stage's F, B, W; each with its chunk in *_chunk
+forward_from, forward_keep   where F reads its input (the first part has none: the embedding), and where it keeps it for B
+enter, exit                  the micro-batch whose embedding the first part needs, and whose embedding has its backward; the same on all stages
+leave, leave_to              the micro-batch whose head runs, the same on all stages; where the loss's cotangent goes, on the last stage
+backward_kept, backward_from where B finds the input and the cotangent; backward_late: where it leaves the work of W
+weight_from                  where W finds it
+arrive_x                     where the activation goes that arrives at the end of this tick's F
+arrive_g                     where the cotangent goes that arrives before this tick's B; it was made in the last tick before that had a B on any stage
+"""
+
+
+class Table(NamedTuple):
+    """columns: as in COLUMNS, int32 [ticks, stages].  slots: ring buffer -> places of it, without the trash.  used: ring buffer -> the same for each
+    stage alone."""
+
+    schedule: Schedule
+    columns: dict[str, np.ndarray]
+    slots: dict[str, int]
+    used: dict[str, tuple[int, ...]]
+
+
+class Life(NamedTuple):
+    """How long a place is taken: from `start`, in ticks (with a half: after the tick's F), to the end of tick `stop`."""
+
+    start: float
+    stop: int
+    key: Op
+
+
+def compile(s: Schedule) -> Table:
+    """The columns of a schedule and its ring buffers.  Raises ValueError for one that `schedules.check` refuses."""
+    check(s)
+    return _table(s, {op: tick for tick, _, op in s.each()})
+
+
+def forward_only(stages: int, micro: int, chunks: int = 1) -> Table:
+    """The table of a pass without backward. Only F has work; `leave` is the tick in which the last part's output is there. Any number of micro-batches
+    fits."""
+    orders = [[Op(F, m, v * stages + stage) for m, v in groups(stages, micro, chunks)] for stage in range(stages)]
+    s = Schedule("forward", stages, micro, chunks, arrange(orders, chunks))
+    return _table(s, {op: tick for tick, _, op in s.each()})
+
+
+def _table(s: Schedule, done: dict[Op, int]) -> Table:
+    lives = _lives(s, done)
+    places = {ring: [_places(of) for of in stages] for ring, stages in lives.items()}
+    used = {ring: tuple(max(found.values(), default=-1) + 1 for found in stages) for ring, stages in places.items()}
+    slots = {ring: max(of) for ring, of in used.items()}
+    columns = {
+        name: np.full((s.ticks, s.stages), slots[nothing] if isinstance(nothing, str) else nothing, np.int32)
+        for name, nothing in COLUMNS.items()
+    }
+    travels = _travels(s)
+    for op, tick in done.items():
+        stage, chunk = op.part % s.stages, op.part // s.stages
+
+        def put(name: str, value: int, at: int | slice = stage, tick: int = tick) -> None:
+            columns[name][tick, at] = value
+
+        def slot(ring: str, op: Op, stage: int = stage) -> int:
+            return places[ring][stage].get(op, slots[ring])
+
+        kind = ("forward", "backward", "weight")[op.kind]
+        put(kind, op.micro)
+        put(f"{kind}_chunk", chunk)
+        if op.kind == F:
+            put("forward_from", slot("inbox", op))
+            put("forward_keep", slot("kept", op))
+            _sent(s, op, put, slot, tick)
+        elif op.kind == B:
+            put("backward_kept", slot("kept", op._replace(kind=F)))
+            put("backward_from", slot("grads", op))
+            put("backward_late", slot("late", op._replace(kind=W)))
+            _sent(s, op, put, slot, travels.get(tick, tick))
+        else:
+            put("weight_from", slot("late", op))
+    return Table(s, columns, slots, used)
+
+
+def _sent(s: Schedule, op: Op, put, slot, tick: int) -> None:
+    """Columns of what an F or B sends on, which arrives in `tick`; from the last part to the loss, from the first to the embedding."""
+    last = s.stages * s.chunks - 1
+    if op.kind == F and op.part == last:
+        put("leave", op.micro, slice(None))
+        put("leave_to", slot("grads", op._replace(kind=B)))
+    elif op.kind == F:
+        to = op._replace(part=op.part + 1)
+        put("arrive_x", slot("inbox", to, to.part % s.stages), to.part % s.stages)
+    if op == Op(F, op.micro, 0):
+        put("enter", op.micro, slice(None))
+    elif op == Op(B, op.micro, 0):
+        put("exit", op.micro, slice(None))
+    elif op.kind == B:
+        to = op._replace(part=op.part - 1)
+        put("arrive_g", slot("grads", to, to.part % s.stages), to.part % s.stages, tick)
+
+
+def _travels(s: Schedule) -> dict[int, int]:
+    """A tick with a B on any stage -> the next such, when what it made arrives."""
+    ticks = np.flatnonzero((s.ops[:, :, B, 0] >= 0).any(1)).tolist()
+    return dict(pairwise(ticks))
+
+
+def _lives(s: Schedule, done: dict[Op, int]) -> dict[str, list[list[Life]]]:
+    """How long each place is taken, by ring buffer and stage. A life's key is the operation that reads it last; for `kept`, the F that wrote it."""
+    lives: dict[str, list[list[Life]]] = {ring: [[] for _ in range(s.stages)] for ring in RINGS}
+    travels, last = _travels(s), s.stages * s.chunks - 1
+    for op, tick in done.items():
+        here = op.part % s.stages
+        back, weight = op._replace(kind=B), op._replace(kind=W)
+        if op.kind == F and op.part > 0:  # it arrives after the F of its tick has read
+            lives["inbox"][here].append(Life(done[op._replace(part=op.part - 1)] + 0.5, tick, op))
+        if op.kind == F and back in done:
+            lives["kept"][here].append(Life(tick, done[back], op))
+        if op.kind == B:
+            start = done[op._replace(kind=F)] if op.part == last else travels[done[op._replace(part=op.part + 1)]]
+            lives["grads"][here].append(Life(start, tick, op))
+        if op.kind == B and weight in done:
+            lives["late"][here].append(Life(tick, done[weight], weight))
+    return lives
+
+
+def _places(lives: Iterable[Life]) -> dict[Op, int]:
+    """A place for each life: the first that is free. So many are used as ever live at one time, no more."""
+    found, free_after = {}, []
+    for start, stop, key in sorted(lives):
+        place = next((i for i, end in enumerate(free_after) if end < start), len(free_after))
+        free_after[place : place + 1] = [stop]
+        found[key] = place
+    return found
+
+
+def segments(table: Table) -> list[tuple[int, int, tuple[bool, bool, bool]]]:
+    """Runs of ticks in which the same kinds are at work on any stage: (first tick, tick after the last, (F, B, W))."""
+    active = [(f, b, w) for f, b, w in (table.schedule.ops[..., 0] >= 0).any(1).tolist()]
+    cuts = [0, *(tick for tick in range(1, len(active)) if active[tick] != active[tick - 1]), len(active)]
+    return [(start, stop, active[start]) for start, stop in pairwise(cuts)]

@@ -1,0 +1,11 @@
+"""Times of schedules."""
+
+import pytest
+
+from meshloom.runner.schedules import make
+from meshloom.runner.simulate import simulate
+from meshloom.runner.slots import compile
+
+
+def test_1f1b() -> None:
+    assert simulate(compile(make("1f1b", 4, 16))).bubble["uniform"] == pytest.approx(3 / 19)
