@@ -53,7 +53,7 @@ class Layout:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
         tables = {t: _union(getattr(self, t), getattr(other, t)) for t in TABLES}
         options = {**self.options, **other.options}
-        return Layout(sizes, platform=self.platform, options=options, **{**tables, **_nested(tables, _square(options))})
+        return Layout(sizes, platform=self.platform, options=options, **_nested(tables, _square(options)))
 
     @property
     def devices(self) -> int:
@@ -206,11 +206,11 @@ def _square(options: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _nested(tables: Mapping[str, Table], square: tuple[str, ...]) -> dict[str, Table]:
-    """The tables of parameters with each axis split first by the mesh axes that split it in most tables; by those of a square before all, whose
+    """The tables with each axis split first by the mesh axes that split it in most tables; by those of a square before all, whose
     panels are whole parts; by a pipeline's last, which is exchanged first."""
     count = lambda name, mesh_axis: sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
     leaves = lambda name, mesh_axis: 0 if mesh_axis in square else count(name, mesh_axis) + (mesh_axis == PIPE) / 2
-    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in KEPT}
+    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in TABLES}
 
 
 ONE_DEVICE = Layout()

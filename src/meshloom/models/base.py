@@ -119,6 +119,8 @@ class Kind(NamedTuple):
     """Whether this layer turns its queries and keys by position."""
     stack: str = ""
     """Which stack of parameters it is in."""
+    tells: bool = False
+    """Whether it tells the objective something beside its output."""
 
 
 def stack_of(layers: Tree, name: str) -> Tree:

@@ -9,7 +9,7 @@ layers [layers / stages, embed] when a step starts, and its gradient back at the
 
 from meshloom.core.layout import PIPE, Layout
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
-from meshloom.parallel.schedules import SCHEDULES, chunks_of, named
+from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of
 
 STASH = "stash"
 
@@ -24,6 +24,11 @@ def layout(n: int) -> Layout:
 def schedule_of(options: tuple[str, ...]) -> str:
     """The schedule that the options of a spelling name."""
     return next((option for option in options if option != STASH), "1f1b")
+
+
+def chunks_in(lay: Layout) -> int:
+    """Parts of the layers on each stage of a layout's pipeline."""
+    return chunks_of(schedule_of(lay.options.get(PIPE, ())))
 
 
 def check(c, seq: int, asked: Asked) -> None:
@@ -54,5 +59,14 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     return ()
 
 
-OPTIONS = {**{name: row.summary for name, row in SCHEDULES.items()}, STASH: "a stage keeps what its backward pass needs, and computes nothing again"}
-PIPELINE = Strategy(PIPE, layout, check, cost, "each device runs some of the layers", options=OPTIONS)
+def also(option: str) -> bool:
+    """Whether an option is a schedule with a number of its own: interleaved4."""
+    return bool(INTERLEAVED.fullmatch(option))
+
+
+NAMES = {"interleaved": "interleaved2"}
+OPTIONS = {
+    **{NAMES.get(name, name): row.what for name, row in SCHEDULES.items()},
+    STASH: "a stage keeps what its backward pass needs, and computes nothing again",
+}
+PIPELINE = Strategy(PIPE, layout, check, cost, "each device runs some of the layers", options=OPTIONS, also=also)

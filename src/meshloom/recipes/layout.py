@@ -11,7 +11,7 @@ from meshloom.plan.draw import Drawing, drawing
 from meshloom.plan.page import check
 from meshloom.plan.picture import draw
 from meshloom.plan.sketch import sketch
-from meshloom.recipes.launch import DTYPES, check_length, kept, model_of, runner
+from meshloom.recipes.launch import DTYPES, check_length, kept, micro_batches, model_of, runner
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
 
@@ -47,9 +47,10 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
-    shapes(model, c, lay, seq, batch.sequences, batch.micro_batches, how, dtype)  # refuses what does not divide
+    micro = micro_batches(config, lay)
+    shapes(model, c, lay, seq, batch.sequences, micro, how, dtype)  # refuses what does not divide
 
-    def of(c: Any, micro: int) -> Shapes:
-        return shapes(model, c, lay, seq, batch.sequences // batch.micro_batches * micro, micro, how, dtype, packed)
+    def of(c: Any, cut: int) -> Shapes:
+        return shapes(model, c, lay, seq, batch.sequences // micro * cut, cut, how, dtype, packed)
 
-    return drawing(model, c, spelling, of, batch.micro_batches, seq, kept(config, model.specs(c)), device)
+    return drawing(model, c, spelling, of, micro, seq, kept(config, model.specs(c)), device)

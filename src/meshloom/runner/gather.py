@@ -1,10 +1,12 @@
 """Weights from where they rest to where a step needs them; training and generation both start here."""
 
+from dataclasses import replace
+
 import jax
 
 from meshloom.core.compress import GATHERED, Blocks, bits, gather, quantize
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import parts
+from meshloom.core.leaf import live, parts
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary
@@ -37,3 +39,13 @@ def gather_step(lay: Layout, specs: Tree, params: Tree, dtype: str, where: Place
     pairs = jax.tree.map(one, specs, params, is_leaf=is_spec)
     pick = [jax.tree.map(lambda s, pair, i=i: pair[i], specs, pairs, is_leaf=is_spec) for i in (0, 1)]
     return pick[0], pick[1]
+
+
+def outer_weights(specs: Tree, lay: Layout, w: Tree, whole: Tree, when: jax.Array) -> Tree:
+    """The live weights outside the layers.  specs: of the whole model.  w, whole: without its layers.  when: as for `core.leaf.live`."""
+    return jax.tree.map(lambda s, a, b: live(lay, s.axes, a, b, when), outside(specs), w, whole, is_leaf=is_spec)
+
+
+def outside(tree: Tree) -> Tree:
+    """The model without its layers."""
+    return replace(tree, layers=None)

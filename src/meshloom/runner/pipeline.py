@@ -24,8 +24,9 @@ from meshloom.core.leaf import whole_rows
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx, Model, context
-from meshloom.parallel.pipe import chunks_in
-from meshloom.parallel.schedules import Table, forward_only, segments
+from meshloom.parallel.pipe import chunks_in, schedule_of
+from meshloom.parallel.schedules import make
+from meshloom.parallel.slots import Table, compile, forward_only, segments
 from meshloom.runner.gather import outer_weights, outside
 from meshloom.runner.place import Place, place, spread
 from meshloom.runner.run import How, Layers, run
@@ -57,6 +58,11 @@ def placed(model: Model, c: Any, lay: Layout) -> Place | None:
     return place(model.kinds(c), lay.stages, chunks_in(lay)) if lay.stages > 1 else None
 
 
+def table_of(lay: Layout, micro: int) -> Table | None:
+    """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
+    return compile(make(schedule_of(lay.options.get(PIPE, ())), lay.stages, micro)) if lay.stages > 1 else None
+
+
 @pytree
 class Rings:
     """What a stage keeps from tick to tick. inbox: inputs that have arrived. kept: inputs, from forward to backward. grads: gradients of outputs.
@@ -82,6 +88,23 @@ class Passing:
     y: Array
     out: Array
     told: Tree
+
+
+class Often(NamedTuple):
+    """In how many ticks of a loop there is something to do, the same on all stages."""
+
+    ticks: int
+    of: int
+
+    def run(self, make: Callable[[Array], Tree], m: Array) -> Tree:
+        """make(m), and zeros in ticks where there is nothing to do. The compiled program says how often (plan/hlo.py reads it)."""
+        if self.ticks == self.of:
+            return make(m)
+        shapes = jax.eval_shape(make, m)
+        if not self.ticks:
+            return jax.tree.map(_blank, shapes)
+        with jax.named_scope(f"ticks_{self.ticks}_of_{self.of}"):
+            return lax.cond(m >= 0, make, lambda m: jax.tree.map(_blank, shapes), m)
 
 
 @dataclass(frozen=True)
@@ -130,10 +153,9 @@ class Part:
         y, _, told = run(s.model, s.config, s.layout.within, layers, x, ctx, s.how, s.place.kinds)
         return y, told
 
-    def first(self, inbox: Array, r: Row, sometimes: bool) -> Array:
+    def first(self, inbox: Array, r: Row, often: Often) -> Array:
         """The input of a tick's forward: from the embedding in the first part, else what has arrived."""
-        make = lambda m: self.enter(outside(self.w), m)
-        entered = _only(r["enter"], make) if sometimes else make(r["enter"])
+        entered = often.run(lambda m: self.enter(outside(self.w), m), r["enter"])
         new = (self.stage == 0) & (r["forward_chunk"] == 0)
         return jnp.where(new, vary(entered, (PIPE,)), get(inbox, r["forward_from"]))
 
@@ -170,9 +192,9 @@ class Step(Part):
     head: Callable
     share_of: Array
 
-    def forward(self, c: Rings, r: Row, sometimes: bool) -> Rings:
+    def forward(self, c: Rings, r: Row, often: Often) -> Rings:
         """F: a part's output, and its input into the ring."""
-        x = self.first(c.inbox, r, sometimes)
+        x = self.first(c.inbox, r, often)
         y, _ = self.part(self.chunk(self.w.layers, r["forward_chunk"]), x, r["forward"], r["forward_chunk"])
         return replace(c, y=y, kept=put(c.kept, r["forward_keep"], x))
 
@@ -187,10 +209,9 @@ class Step(Part):
         (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(outside(self.w), x)
         return douter, dx, sums
 
-    def last(self, c: Rings, r: Row, sometimes: bool) -> Rings:
+    def last(self, c: Rings, r: Row, often: Often) -> Rings:
         """The head of the micro-batch that leaves the pipeline."""
-        make = partial(self.head_pass, c.y)
-        douter, dx, sums = _only(r["leave"], make) if sometimes else make(r["leave"])
+        douter, dx, sums = often.run(partial(self.head_pass, c.y), r["leave"])
         add = lambda total, new: jax.tree.map(lambda t, n: t + n.astype(t.dtype), total, new)
         return replace(c, grads=put(c.grads, r["leave_to"], vary(dx, (PIPE,))), outer=add(c.outer, douter), sums=add(c.sums, sums))
 
@@ -217,10 +238,9 @@ class Step(Part):
         """The embedding backward."""
         return jax.vjp(lambda outer: self.enter(outer, m), outside(self.w))[1](self.share(dx, 0))[0]
 
-    def exit(self, c: Rings, r: Row, sometimes: bool) -> Rings:
+    def exit(self, c: Rings, r: Row, often: Often) -> Rings:
         """The embedding's gradient of the micro-batch whose backward has come to the first part."""
-        make = partial(self.exit_pass, c.dx)
-        douter = _only(r["exit"], make) if sometimes else make(r["exit"])
+        douter = often.run(partial(self.exit_pass, c.dx), r["exit"])
         return replace(c, outer=jax.tree.map(lambda t, n: t + n.astype(t.dtype), c.outer, douter))
 
     def start(self, slots: dict[str, int]) -> Rings:
@@ -241,18 +261,18 @@ class Step(Part):
         told = jax.tree.map(lambda a: vary(_blank(a, chunks), (PIPE,)), more)
         return Rings(ring("inbox"), ring("kept"), ring("grads"), x, x, layers, outer, jax.tree.map(_blank, sums), told)
 
-    def tick(self, kinds: tuple[bool, bool, bool], acts: dict[str, str], c: Rings, row: Row) -> tuple[Rings, None]:
-        """One tick.  kinds: which of F, B, W any stage has.  acts: for each column of SHARED whether it is set "always", "never" or "sometimes"."""
+    def tick(self, kinds: tuple[bool, bool, bool], often: dict[str, Often], c: Rings, row: Row) -> tuple[Rings, None]:
+        """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED."""
         r = {name: a if name in SHARED else a[self.stage] for name, a in row.items()}
         if kinds[1]:  # sent by the last backward, while the forward before this went on
             c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
         if kinds[0]:
-            c = self.forward(c, r, acts["enter"] != "always")
+            c = self.forward(c, r, often["enter"])
             c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(c.y, 1)))
-            c = self.last(c, r, acts["leave"] != "always") if acts["leave"] != "never" else c
+            c = self.last(c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
             c = self.backward(c, r)
-            c = self.exit(c, r, acts["exit"] != "always") if acts["exit"] != "never" else c
+            c = self.exit(c, r, often["exit"]) if often["exit"].ticks else c
         return c, None
 
 
@@ -267,8 +287,8 @@ def gradient(
     step = Step(s, w, whole, batch, key, head, share)
     c = step.start(table.slots)
     for start, stop, kinds in segments(table):
-        rows, acts = _cut(table, start, stop)
-        c, _ = lax.scan(partial(step.tick, kinds, acts), c, rows)
+        rows, often = _cut(table, start, stop)
+        c, _ = lax.scan(partial(step.tick, kinds, often), c, rows)
     return replace(c.outer, layers=c.layers), {**c.sums, **step.joined(c.told)}
 
 
@@ -283,18 +303,18 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
     told = jax.eval_shape(lambda: part.part(part.chunk(w.layers, some), x, some, some)[1])
     told = jax.tree.map(lambda a: vary(_blank(a, (s.place.layers.shape[1],)), (PIPE,)), told)
 
-    def tick(sometimes: bool, c: Passing, row: Row) -> tuple[Passing, None]:
+    def tick(often: Often, c: Passing, row: Row) -> tuple[Passing, None]:
         r = {name: a if name in SHARED else a[part.stage] for name, a in row.items()}
         m, v = r["forward"], r["forward_chunk"]
-        y, said = part.part(part.chunk(w.layers, v), part.first(c.inbox, r, sometimes), m, v)
+        y, said = part.part(part.chunk(w.layers, v), part.first(c.inbox, r, often), m, v)
         said = jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), said)
         out = put(c.out, jnp.where(r["leave"] >= 0, r["leave"], micro), y)
         return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), y, out, _add_rows(c.told, said, v)), None
 
     c = Passing(_blank(x, (table.slots["inbox"] + 1,)), x, _blank(x, (micro + 1,)), told)
     for start, stop, _ in segments(table):
-        rows, acts = _cut(table, start, stop)
-        c, _ = lax.scan(partial(tick, acts["enter"] != "always"), c, rows)
+        rows, often = _cut(table, start, stop)
+        c, _ = lax.scan(partial(tick, often["enter"]), c, rows)
     x = part.share(c.out[:micro], s.layout.stages - 1)
     return x.reshape(-1, *x.shape[2:]), part.joined(c.told) if jax.tree.leaves(told) else None
 
@@ -309,17 +329,10 @@ def put(ring: Array, slot: Array, x: Array) -> Array:
     return lax.dynamic_update_index_in_dim(ring, x.astype(ring.dtype), slot, 0)
 
 
-def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, str]]:
+def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, Often]]:
     """Ticks of a table as a loop takes them, and how often each of SHARED is set in them."""
     rows = {name: jnp.asarray(a[start:stop, 0] if name in SHARED else a[start:stop]) for name, a in table.columns.items()}
-    often = lambda there: "always" if there.all() else "sometimes" if there.any() else "never"
-    return rows, {name: often(table.columns[name][start:stop, 0] >= 0) for name in SHARED if name in table.columns}
-
-
-def _only(m: Array, make: Callable[[Array], Tree]) -> Tree:
-    """make(m) where there is a micro-batch, else zeros; all devices agree which."""
-    shapes = jax.eval_shape(make, m)
-    return lax.cond(m >= 0, make, lambda m: jax.tree.map(_blank, shapes), m)
+    return rows, {name: Often(int((table.columns[name][start:stop, 0] >= 0).sum()), stop - start) for name in SHARED}
 
 
 def _arrives(p: Part) -> Array:
@@ -350,5 +363,3 @@ def _add(total: Tree, new: Tree, v: Array, chunks: int) -> Tree:
 def _add_rows(total: Tree, new: Tree, v: Array) -> Tree:
     """Sums of one chunk added to its own.  total: leaves with a leading axis of chunks."""
     return jax.tree.map(lambda t, n: put(t, v, get(t, v) + n), total, new)
-
-

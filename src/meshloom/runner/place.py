@@ -110,9 +110,9 @@ def to_stage(lay: Layout, where: Place, specs: Tree, params: Tree) -> Tree:
     """Parameters between steps -> this stage's layers, stacked slot by slot; what is no layer's is left alone.  An empty slot has some layer's."""
 
     def one(path: str, s: Spec, p: jax.Array) -> jax.Array:
-        if (ranks := _ranks(where, path)) is None:
+        if (found := ranks(where, path)) is None:
             return p
-        order, at = np.maximum(ranks, 0), lay.exchanged(s.axes)
+        order, at = np.maximum(found, 0), lay.exchanged(s.axes)
         if at is None:
             return jnp.take(p, jnp.asarray(order)[lax.axis_index(PIPE)], axis=0)
         return lax.all_to_all(jnp.take(p, order.reshape(-1), axis=0), PIPE, split_axis=0, concat_axis=at, tiled=True)
@@ -120,16 +120,22 @@ def to_stage(lay: Layout, where: Place, specs: Tree, params: Tree) -> Tree:
     return map_named(one, specs, params, is_leaf=is_spec)
 
 
-def from_stage(lay: Layout, where: Place, path: str, s: Spec, g: jax.Array) -> jax.Array:
-    """The gradient of one parameter of this stage's layers, as `to_stage` gave them -> as parameters lie between steps."""
-    if (ranks := _ranks(where, path)) is None:
-        return g
-    if (at := lay.exchanged(s.axes)) is not None:
-        flat = ranks.reshape(-1)
-        order = np.array([np.flatnonzero(flat == rank)[0] for rank in range(s.shape[0])])
-        return jnp.take(lax.all_to_all(g, PIPE, split_axis=at, concat_axis=0, tiled=True), order, axis=0)
-    mine = jnp.asarray(ranks)[lax.axis_index(PIPE)]
-    return sum_over(spread(g, mine, s.shape[0]), (PIPE,))
+def from_stages(lay: Layout, where: Place, specs: Tree, grads: Tree) -> Tree:
+    """Gradients of this stage's layers, as `to_stage` gave them -> as parameters lie between steps."""
+
+    def one(path: str, s: Spec, g: jax.Array) -> jax.Array:
+        if (found := ranks(where, path)) is None:
+            return g
+        if s.role == "settled":
+            return jnp.zeros((s.shape[0], *g.shape[1:]), g.dtype)
+        if (at := lay.exchanged(s.axes)) is not None:
+            flat = found.reshape(-1)
+            order = np.array([np.flatnonzero(flat == rank)[0] for rank in range(s.shape[0])])
+            return jnp.take(lax.all_to_all(g, PIPE, split_axis=at, concat_axis=0, tiled=True), order, axis=0)
+        mine = jnp.asarray(found)[lax.axis_index(PIPE)]
+        return sum_over(spread(g, mine, s.shape[0]), (PIPE,))
+
+    return map_named(one, specs, grads, is_leaf=is_spec)
 
 
 def spread(a: jax.Array, ranks: jax.Array, count: int) -> jax.Array:
@@ -138,7 +144,6 @@ def spread(a: jax.Array, ranks: jax.Array, count: int) -> jax.Array:
     return jnp.einsum("ls,s...->l...", there, a, precision=lax.Precision.HIGHEST)
 
 
-def _ranks(where: Place, path: str) -> np.ndarray | None:
+def ranks(where: Place, path: str) -> np.ndarray | None:
     """The ranks of the stack that a parameter is in; None for one outside the layers."""
     return next((ranks for name, ranks in where.ranks.items() if path.startswith(f"layers.{name}." if name else "layers.")), None)
-

@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshloom.runner.schedules import make
-from meshloom.runner.simulate import simulate
-from meshloom.runner.slots import compile
+from meshloom.parallel.schedules import make
+from meshloom.parallel.simulate import simulate
+from meshloom.parallel.slots import compile
 
 
 def test_1f1b() -> None:

@@ -1,7 +1,7 @@
 """Tables as a program reads them."""
 
-from meshloom.runner.schedules import make
-from meshloom.runner.slots import compile, segments
+from meshloom.parallel.schedules import make
+from meshloom.parallel.slots import compile, segments
 
 
 def test_segments_of_1f1b() -> None:

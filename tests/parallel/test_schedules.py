@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshloom.runner.schedules import make, rows
+from meshloom.parallel.schedules import make, rows
 
 
 def test_packed_1f1b_by_hand() -> None:

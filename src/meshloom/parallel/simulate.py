@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from meshloom.runner.schedules import B, F, W, needs
-from meshloom.runner.slots import Table
+from meshloom.parallel.schedules import B, F, W, needs
+from meshloom.parallel.slots import Table
 
 STASH, RECOMPUTE = (1, 1, 1), (1, 2, 1)
 """Usual costs of a whole stage's forward, backward to its input and gradients of its weights; with RECOMPUTE the backward runs the forward again.
