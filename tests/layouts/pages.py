@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from meshloom.core.layout import TABLES
+from meshloom.parallel.base import wherever
 from meshloom.parallel.table import STRATEGIES, build, parse
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.plan.memory import stored
@@ -44,7 +45,7 @@ def traffic(text: str) -> str:
     model, c, spelling = shown(text)
     layout = build(spelling, c, SEQ)
     cost = step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32"))
-    rows = [(m.why, m.kind, " x ".join(m.axes), f"{m.count:,}", f"{m.bytes:,}", f"{wire_bytes(m, layout):,.0f}") for m in cost]
+    rows = [(m.why, m.kind, " x ".join(m.axes), f"{m.count:,}", f"{m.bytes:,}", f"{wire_bytes(m, layout):,.0f}") for m in wherever(cost)]
     sent = sum(wire_bytes(m, layout) for m in cost)
     return table(("why", "kind", "over", "arrays", "bytes", "sent by a device"), [*rows, ("all", "", "", "", "", f"{sent:,.0f}")])
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshloom.parallel.base import wherever
 from meshloom.parallel.table import build
 from meshloom.parallel.zero import strategy
 from meshloom.plan.cost import shapes, step_cost
@@ -37,7 +38,7 @@ def bytes_of(spelling, micro=1, dtype="float32"):
     """(kind, mesh axes, reason) -> bytes of one step of a plain llama."""
     model, c = config("llama_plain", head=8)
     cost = step_cost(spelling, shapes(model, c, build(spelling, c, 16), 16, 8 * micro, micro, How(), dtype))
-    return {(x.kind, x.axes, x.why): x.bytes for x in cost if x.bytes > 100}
+    return {(x.kind, x.axes, x.why): x.bytes for x in wherever(cost) if x.bytes > 100}
 
 
 @pytest.mark.parametrize("micro", [1, 4])

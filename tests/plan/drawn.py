@@ -41,6 +41,6 @@ def drawn(spelling: str, family: str = "llama", micro: int = 2, device: int = 0,
     """The drawing of a model of `programs.config` under a layout."""
     model, c = config(family, layers=3)
     lay, specs = build(spelling, c, seq, "gpu"), model.specs(c)
-    of = lambda c, micro: shapes(model, c, lay, seq, 64 * micro, micro, How(), "bfloat16")
+    x = shapes(model, c, lay, seq, 64 * micro, micro, How(), "bfloat16")
     kept = {"optimizer": state_specs(make_optimizer(OptimizerConfig(kind=optimizer), specs), specs)}
-    return drawing(model, c, spelling, of, micro, seq, kept, device)
+    return drawing(model, spelling, x, seq, kept, device)

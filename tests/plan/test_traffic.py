@@ -4,7 +4,7 @@ import pytest
 
 from meshloom.parallel.table import STRATEGIES, build
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
-from meshloom.plan.traffic import traffic, twice
+from meshloom.plan.traffic import AT, traffic
 from meshloom.runner.run import How
 from plan.drawn import SPELLINGS, example
 from programs import FAMILIES, config
@@ -14,8 +14,8 @@ def of(spelling: str, family: str = "llama", micro: int = 2, how: How = How(), p
     """The model, the shapes of a step of 64 sequences a micro-batch, its traffic in parts."""
     model, c = config(family, **{"layers": 3, **more})
     lay = build(spelling, c, 16, platform)
-    step = lambda c, micro: shapes(model, c, lay, 16, 64 * micro, micro, how, "bfloat16")
-    return model, step(c, micro), traffic(model, c, spelling, step, micro)
+    x = shapes(model, c, lay, 16, 64 * micro, micro, how, "bfloat16")
+    return model, x, traffic(model, spelling, x)
 
 
 CASES = dict.fromkeys([*((spelling, family) for spelling in SPELLINGS for family in FAMILIES), *(example(name) for name in STRATEGIES)])
@@ -28,10 +28,10 @@ def test_shares_add_up(spelling: str, family: str) -> None:
         total: dict[tuple, list[int]] = {}
         for _, times, share in t.parts:
             for m in share:
-                have = total.setdefault((m.kind, m.axes, m.why), [0, 0])
+                have = total.setdefault((m.kind, m.axes, m.place, m.why), [0, 0])
                 have[0] += times * m.count
                 have[1] += times * m.bytes
-        assert total == {(c.kind, c.axes, c.why): [c.count, c.bytes] for c in step_cost(spelling, x)}
+        assert total == {(c.kind, c.axes, c.place, c.why): [c.count, c.bytes] for c in step_cost(spelling, x)}
         assert t.sent == pytest.approx(sum(wire_bytes(c, x.layout) for c in step_cost(spelling, x)))
         assert t.sent == pytest.approx(sum(sum(shares) for shares in t.totals.values()))
         assert all(m.count > 0 and m.bytes > 0 for _, _, share in t.parts for m in share)
@@ -73,11 +73,6 @@ def test_layers_that_differ_are_shown_as_their_pattern() -> None:
     )
 
 
-def test_twice_as_many_layers() -> None:
-    c = config("llama_plain", layers=3)[1].model_copy(update={"windowed_layers": (True, False, True)})
-    assert (twice(c).layers, twice(c).windowed_layers) == (6, (True, False, True) * 2) and twice(c, 1) == c
-
-
 def test_an_array_of_all_layers_moves_once_a_step() -> None:
     _, _, t = of("data=8")
     assert not t.layer and not t.micro and [m.why for m in t.once] == ["gradients, once a step", "sums for the log"]
@@ -88,6 +83,9 @@ def test_order_of_a_step() -> None:
     assert [m.why.split(",")[0] for m in t.layer if not m.back] == ["parameters", "into a layer's halves", "out of a layer's halves"]
     back = [m.why for m in t.layer if m.back]
     assert back[0].startswith("parameters") and "recomputed" in back[1] and back[-1].startswith("gradients")
+    assert back[3:-1] == ["out of a layer's halves, backward", "into a layer's halves, backward"]
+    for _, _, share in t.parts:
+        assert [AT[m.place] for m in share] == sorted(AT[m.place] for m in share)
     assert [m.back for m in t.layer] == sorted(m.back for m in t.layer)
 
 

@@ -101,7 +101,8 @@ def test_decoding_equals_the_full_forward_pass(spelling):
 
 @pytest.mark.parametrize(
     "name,spelling",
-    [("mixed", "tensor=4"), ("gpt2", "zero3=2 tensor=2"), ("moe", "expert=2:folded tensor=2"), ("deepseek", "expert=2 tensor=2")],
+    [("mixed", "tensor=4"), ("gpt2", "zero3=2 tensor=2"), ("moe", "expert=2:folded tensor=2"), ("deepseek", "expert=2 tensor=2")]
+    + [(name, "") for name in ("mixed", "gpt2", "moe", "deepseek")],
 )
 def test_other_models(name, spelling):
     tokens, scores, _ = decoded(name, spelling)

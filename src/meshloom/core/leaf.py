@@ -42,7 +42,11 @@ def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
 
 
 def dots(lay: Layout, x: jax.Array, *products: tuple[str, Any]) -> Iterator[jax.Array]:
-    """`dot` of one x with several weights, each (eq, w), one result after another; where products are streamed, x moves once for all of them."""
+    """`dot` of one x with several weights, each (eq, w), one result after another; where products are streamed, x moves once for all of them.
+    The first w may be a leaf with `.dots(equations, x)` that holds all of them, on one device (serve/forms.py)."""
+    if hasattr(products[0][1], "dots"):
+        yield from products[0][1].dots(tuple(eq for eq, _ in products), x)
+        return
     if not lay.square:
         yield from (dot(lay, eq, x, w) for eq, w in products)
         return

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,10 @@ class Attention:
     o_bias: Any
     q_norm: Any
     k_norm: Any
+    beside: ClassVar = ("q", "k", "v")
+    """Weights that `dots` multiplies with the same x."""
+    last: ClassVar = "o"
+    """The weight of the last product."""
 
     @staticmethod
     def specs(c: ModelConfig, qkv_bias: bool = False, o_bias: bool = False, qk_norm: bool = False) -> "Attention":

@@ -6,7 +6,7 @@ cache holds heads x (nope + rope) numbers twice, where the paper's would hold th
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class Latent:
     q_bias: Any
     kv_bias: Any
     o_bias: Any
+    last: ClassVar = "o"
+    """The weight of the last product."""
 
     @staticmethod
     def specs(c: Any) -> "Latent":

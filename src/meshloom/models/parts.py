@@ -1,7 +1,7 @@
 """Smaller pieces that families share: the MLPs, the embedding, dropout of the residual stream."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ class GatedMlp:
     up_bias: Any
     gate_bias: Any
     down_bias: Any
+    beside: ClassVar = ("gate", "up")
+    """Weights that `dots` multiplies with the same x."""
+    last: ClassVar = "down"
+    """The weight of the last product."""
 
     @staticmethod
     def specs(c: ModelConfig, bias: bool = False, ffn: int | None = None) -> "GatedMlp":
@@ -60,6 +64,8 @@ class Mlp:
     down: Any
     up_bias: Any
     down_bias: Any
+    last: ClassVar = "down"
+    """The weight of the last product."""
 
     @staticmethod
     def specs(c: ModelConfig) -> "Mlp":

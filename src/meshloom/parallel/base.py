@@ -13,17 +13,52 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, named_leaves
 
 
+class Place(NamedTuple):
+    """A moment of a step. often: what it comes once for. back: whether it is in the backward pass or behind it. about: a phrase."""
+
+    often: str
+    back: bool
+    about: str
+
+
+STEP, MICRO, LAYER = "step", "micro-batch", "layer"
+"""What a place comes once for: a step, each micro-batch, each layer in each micro-batch."""
+PLACES = {
+    "start": Place(STEP, False, "parameters enter the step"),
+    "outer": Place(MICRO, False, "weights outside the layers are gathered"),
+    "rows": Place(MICRO, False, "what every layer is told about the rows"),
+    "embed": Place(MICRO, False, "the embedding"),
+    "weights": Place(LAYER, False, "a layer's weights are gathered"),
+    "layer": Place(LAYER, False, "a layer"),
+    "head": Place(MICRO, False, "the last norm and the objective"),
+    "head back": Place(MICRO, True, "their backward pass"),
+    "weights again": Place(LAYER, True, "a layer's weights are gathered for its backward pass"),
+    "layer again": Place(LAYER, True, "what a layer's backward pass computes again"),
+    "layer back": Place(LAYER, True, "a layer's backward pass"),
+    "gradients": Place(LAYER, True, "gradients leave a layer"),
+    "embed back": Place(MICRO, True, "the embedding's backward pass"),
+    "outer back": Place(MICRO, True, "gradients of weights outside the layers"),
+    "end": Place(STEP, True, "gradients are added up over devices, into table `rest`"),
+    "log": Place(STEP, True, "sums for the log; the count of tokens that the loss is divided by is one of them"),
+    "norm": Place(STEP, True, "the gradient's norm"),
+}
+"""Where in a step something moves, in order. A program of the forward pass alone moves what the places say that are not `back`; then it adds up
+its sums for the log, the count of tokens not before the objective but with them."""
+
+
 class Collective(NamedTuple):
     """Arrays moved between devices in one step.
 
     kind: as XLA names it. axes: the mesh axes whose devices take part, outermost first. count: arrays, each as often as it moves.
-    bytes: all of them together, each whole: what a gather yields, what a scatter or an all-reduce takes in, on one device. why: a phrase.
+    bytes: all of them together, each whole: what a gather yields, what a scatter or an all-reduce takes in, on one device.
+    place: a row of PLACES. why: a phrase.
     """
 
     kind: str
     axes: tuple[str, ...]
     count: int
     bytes: int
+    place: str
     why: str
 
 
@@ -153,35 +188,36 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         layers = s.shape[0] if inside else 1
         times = x.micro * layers
         live = x.elements("live", s) // layers
+        forward, leaving = ("weights", "gradients") if inside else ("outer", "outer back")
         for before, after in (("rest", "grad"), ("grad", "step")):
-            found.append(_gather(x, s, before, after, x.elements(after, s), 1, "parameters, once a step"))
+            found.append(_gather(x, s, before, after, x.elements(after, s), 1, "start", "parameters, once a step"))
         if not twin(s, x, once=True):
-            found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "gradients, once a step", 4))
+            found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "end", "gradients, once a step", 4))
         if not twin(s, x):
-            found.append(_scatter(x, s, "grad", "live", live, times, "gradients, every micro-batch", x.width_of(s)))
+            found.append(_scatter(x, s, "grad", "live", live, times, leaving, "gradients, every micro-batch", x.width_of(s)))
         again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
-        found.append(_gather(x, s, "step", "live", live, times, "parameters, every micro-batch"))
-        found.append(_gather(x, s, "step", "live", live, again, "parameters, every micro-batch, backward"))
+        found.append(_gather(x, s, "step", "live", live, times, forward, "parameters, every micro-batch"))
+        found.append(_gather(x, s, "step", "live", live, again, "weights again", "parameters, every micro-batch, backward"))
     ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
     return merge(c for c in ours if c.axes and c.axes[0] == owner)
 
 
-def _gather(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str) -> Collective:
+def _gather(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, place: str, why: str) -> Collective:
     """An array of so many elements gathered between two tables, in blocks (numbers and scales) where an option says so."""
     axes = moved(x.layout, before, after, s)
     if width := bits(x.layout, GATHERED, axes, s.axes, s.exact):
         n = x.layout.size(axes)
-        return Collective("all-gather", axes, 2 * times, times * n * carried(elements // n, width), why)
-    return Collective("all-gather", axes, times, times * elements * x.width_of(s), why)
+        return Collective("all-gather", axes, 2 * times, times * n * carried(elements // n, width), place, why)
+    return Collective("all-gather", axes, times, times * elements * x.width_of(s), place, why)
 
 
-def _scatter(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, why: str, width: int) -> Collective:
+def _scatter(x: Shapes, s: Spec, before: str, after: str, elements: int, times: int, place: str, why: str, width: int) -> Collective:
     """The gradient of such an array on the way back, `width` bytes a number or in blocks."""
     axes = moved(x.layout, before, after, s)
     if few := bits(x.layout, SCATTERED, axes, s.axes):
         n = x.layout.size(axes)
-        return Collective("all-to-all", axes, 2 * times, times * n * carried(elements // n, few), why)
-    return Collective("reduce-scatter", axes, times, times * elements * width, why)
+        return Collective("all-to-all", axes, 2 * times, times * n * carried(elements // n, few), place, why)
+    return Collective("reduce-scatter", axes, times, times * elements * width, place, why)
 
 
 def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
@@ -195,27 +231,28 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
-        found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "gradients, once a step"))
+        found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "end", "gradients, once a step"))
     found += _routers(x)
     if x.layout.tokens:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
-            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "sums for the log"))
+            found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "log", "sums for the log"))
     splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in x.leaves.values())
-    found += [Collective("all-reduce", axes, 1, 4, "the gradient's norm") for axes in dict.fromkeys(splits)]
+    found += [Collective("all-reduce", axes, 1, 4, "norm", "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
 
 
 def _routers(x: Shapes) -> list[Collective]:
     """What routers tell, every micro-batch; the loads of each sequence again where `full` computes a layer again."""
-    lay, told, again = x.layout, x.told, 2 if x.remat == "full" else 1
-    rows = x.micro * told.layers * again
+    lay, told = x.layout, x.told
+    rows, seq = x.micro * told.layers, lay.acts.get("whole_seq", ())
     found = (
-        ((*lay.tokens, *lay.work), x.micro, x.micro * told.load, "the routers' load"),
-        (lay.work, x.micro, x.micro * told.parts, "the routers' probabilities"),
-        (lay.acts.get("whole_seq", ()), rows, rows * x.rows * told.row, "the routers' load of each sequence"),
+        ((*lay.tokens, *lay.work), x.micro, x.micro * told.load, "head", "the routers' load"),
+        (lay.work, x.micro, x.micro * told.parts, "head", "the routers' probabilities"),
+        (seq, rows, rows * x.rows * told.row, "layer", "the routers' load of each sequence"),
+        (seq, rows, rows * x.rows * told.row * (x.remat == "full"), "layer again", "the routers' load of each sequence, recomputed"),
     )
-    return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, why) for axes, count, n, why in found]
+    return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, place, why) for axes, count, n, place, why in found]
 
 
 def twin(s: Spec, x: Shapes, once: bool = False) -> bool:
@@ -240,10 +277,19 @@ def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:
 
 
 def merge(found: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Collectives alike in kind, axes and reason as one; those that move nothing left out."""
+    """Collectives alike in kind, axes, place and reason as one; those that move nothing left out."""
+    return _joined(found, lambda c: (c.kind, c.axes, c.place, c.why))
+
+
+def wherever(found: Iterable[Collective]) -> tuple[Collective, ...]:
+    """As `merge`, but also as one what is moved for the same reason at several places: for tables that people read."""
+    return _joined(found, lambda c: (c.kind, c.axes, c.why))
+
+
+def _joined(found: Iterable[Collective], key_of: Callable[[Collective], tuple]) -> tuple[Collective, ...]:
     out: dict[tuple, Collective] = {}
     for c in found:
-        key = (c.kind, c.axes, c.why)
+        key = key_of(c)
         have = out.get(key)
         out[key] = c if have is None else have._replace(count=have.count + c.count, bytes=have.bytes + c.bytes)
     return tuple(c for c in out.values() if c.count)

@@ -52,13 +52,13 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     for window in x.windows:
         hops = len(steps(ring, half, window))
         again = 2 * hops if x.remat == "full" else 0
-        for count, width, why in (
-            (2 * hops, x.width, "keys and values around the ring"),
-            (2 * hops, x.width, "keys and values around the ring, backward"),
-            (2 * hops, 4, "their gradients around the ring"),
-            (again, x.width, "keys and values around the ring, recomputed"),
+        for count, width, place, why in (
+            (2 * hops, x.width, "layer", "keys and values around the ring"),
+            (2 * hops, x.width, "layer back", "keys and values around the ring, backward"),
+            (2 * hops, 4, "layer back", "their gradients around the ring"),
+            (again, x.width, "layer again", "keys and values around the ring, recomputed"),
         ):
-            found.append(Collective("collective-permute", lay.ring, x.micro * count, x.micro * count * array * width, why))
+            found.append(Collective("collective-permute", lay.ring, x.micro * count, x.micro * count * array * width, place, why))
     return merge([*found, *documents(x), *gradient_sums(x, "context")])
 
 
@@ -66,7 +66,7 @@ def documents(x: Shapes) -> list[Collective]:
     """The gather of the documents' numbers of packed rows, once a micro-batch, int32."""
     axes = x.layout.acts["whole_seq"]
     size = x.rows * x.seq * x.layout.size(axes) * 4
-    return [Collective("all-gather", axes, x.micro, x.micro * size, "the documents of each row")] if x.packed else []
+    return [Collective("all-gather", axes, x.micro, x.micro * size, "rows", "the documents of each row")] if x.packed else []
 
 
 CONTEXT = Strategy("context", layout, check, cost, "the sequence is split; keys and values go around a ring")

@@ -71,14 +71,14 @@ def _dropless(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
     rows, choices = tokens * c.embed * x.width, tokens * c.top * 4
     again = times if x.remat != "none" else 0
     return [
-        Collective("all-gather", axes, times, times * rows, "tokens to the experts"),
-        Collective("all-gather", axes, 2 * times, 2 * times * choices, "their choices"),
-        Collective("reduce-scatter", axes, times, times * rows, "results of the experts"),
-        Collective("all-gather", axes, times, times * rows, "results of the experts, backward"),
-        Collective("reduce-scatter", axes, times, times * rows, "tokens to the experts, backward"),
-        Collective("reduce-scatter", axes, times, times * choices, "their choices, backward"),
-        Collective("all-gather", axes, again, again * rows, "tokens to the experts, recomputed"),
-        Collective("all-gather", axes, 2 * again, 2 * again * choices, "their choices, recomputed"),
+        Collective("all-gather", axes, times, times * rows, "layer", "tokens to the experts"),
+        Collective("all-gather", axes, 2 * times, 2 * times * choices, "layer", "their choices"),
+        Collective("reduce-scatter", axes, times, times * rows, "layer", "results of the experts"),
+        Collective("all-gather", axes, times, times * rows, "layer back", "results of the experts, backward"),
+        Collective("reduce-scatter", axes, times, times * rows, "layer back", "tokens to the experts, backward"),
+        Collective("reduce-scatter", axes, times, times * choices, "layer back", "their choices, backward"),
+        Collective("all-gather", axes, again, again * rows, "layer again", "tokens to the experts, recomputed"),
+        Collective("all-gather", axes, 2 * again, 2 * again * choices, "layer again", "their choices, recomputed"),
     ]
 
 
@@ -89,9 +89,9 @@ def _by_capacity(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
     size = owned * x.rows * capacity(x.seq, c.top, c.experts, c.capacity) * c.embed * x.width
     again = 2 * times if x.remat == "full" else 0
     return [
-        Collective("all-to-all", axes, 2 * times, 2 * times * size, "tokens to the experts and back"),
-        Collective("all-to-all", axes, 2 * times, 2 * times * size, "tokens to the experts and back, backward"),
-        Collective("all-to-all", axes, again, again * size, "tokens to the experts and back, recomputed"),
+        Collective("all-to-all", axes, 2 * times, 2 * times * size, "layer", "tokens to the experts and back"),
+        Collective("all-to-all", axes, 2 * times, 2 * times * size, "layer back", "tokens to the experts and back, backward"),
+        Collective("all-to-all", axes, again, again * size, "layer again", "tokens to the experts and back, recomputed"),
     ]
 
 

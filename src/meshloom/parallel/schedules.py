@@ -237,6 +237,8 @@ def _early(s: Schedule, op: Op, need: Op, done: dict[Op, int]) -> str:
     said = f"In tick {tick} stage {stage} does {what}, which needs {that} of stage {other} "
     said += "from an earlier tick" if op.part != need.part else "first"
     said += f", and that is in tick {done[need]}."
+    if other == stage:
+        return f"{said} Put {that} before it."
     orders: list[list[Op]] = [[] for _ in range(s.stages)]
     for _, at, each in s.each():
         orders[at].append(each)
@@ -244,7 +246,7 @@ def _early(s: Schedule, op: Op, need: Op, done: dict[Op, int]) -> str:
         arrange(orders, s.chunks)
     except ValueError as circle:
         return f"{said} No other tick would do: {str(circle)[0].lower()}{str(circle)[1:]}"
-    return f"{said} Put {what} into a later tick, or {that} into an earlier one."
+    return f"{said} Put {what} of stage {stage} into a later tick, or {that} of stage {other} into an earlier one."
 
 
 def rows(s: Schedule) -> list[list[str]]:

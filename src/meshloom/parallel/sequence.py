@@ -38,14 +38,14 @@ def halves(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
     again = layers if x.remat != "none" else 0
     scattered = again if x.remat == "full" and not x.parallel else 0
     return [
-        Collective(kind, axes, x.micro * n, x.micro * n * size, why)
-        for kind, n, why in (
-            ("all-gather", 2 * layers, "into a layer's halves"),
-            ("reduce-scatter", 2 * layers, "out of a layer's halves"),
-            ("reduce-scatter", 2 * layers, "into a layer's halves, backward"),
-            ("all-gather", layers if x.twins else 2 * layers, "out of a layer's halves, backward"),
-            ("all-gather", 2 * again, "into a layer's halves, recomputed"),
-            ("reduce-scatter", scattered, "out of a layer's first half, recomputed"),
+        Collective(kind, axes, x.micro * n, x.micro * n * size, place, why)
+        for kind, n, place, why in (
+            ("all-gather", 2 * layers, "layer", "into a layer's halves"),
+            ("reduce-scatter", 2 * layers, "layer", "out of a layer's halves"),
+            ("reduce-scatter", 2 * layers, "layer back", "into a layer's halves, backward"),
+            ("all-gather", layers if x.twins else 2 * layers, "layer back", "out of a layer's halves, backward"),
+            ("all-gather", 2 * again, "layer again", "into a layer's halves, recomputed"),
+            ("reduce-scatter", scattered, "layer again", "out of a layer's first half, recomputed"),
         )
     ] + ends(x, axes, size)
 
@@ -53,12 +53,12 @@ def halves(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
 def ends(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
     """The residual stream, `size` bytes where it is whole, scattered behind the embedding and gathered before the head, and back."""
     each = (
-        ("reduce-scatter", "the embedding"),
-        ("all-gather", "the embedding, backward"),
-        ("all-gather", "the head"),
-        ("reduce-scatter", "the head, backward"),
+        ("reduce-scatter", "embed", "the embedding"),
+        ("all-gather", "embed back", "the embedding, backward"),
+        ("all-gather", "head", "the head"),
+        ("reduce-scatter", "head back", "the head, backward"),
     )
-    return [Collective(kind, axes, x.micro, x.micro * size, why) for kind, why in each]
+    return [Collective(kind, axes, x.micro, x.micro * size, place, why) for kind, place, why in each]
 
 
 SEQUENCE = Strategy("sequence", layout, check, cost, "the residual stream's sequence is split over the tensor axis", beside="tensor")

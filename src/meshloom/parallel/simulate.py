@@ -7,8 +7,8 @@ from meshloom.parallel.schedules import B, F, W, needs
 from meshloom.parallel.slots import Table
 
 STASH, RECOMPUTE = (1, 1, 1), (1, 2, 1)
-"""Usual costs of a whole stage's forward, backward to its input and gradients of its weights; with RECOMPUTE the backward runs the forward again.
-Matrix products alone, each pass the same; the source of ZB-H1 measures them as about equal."""
+"""Usual costs of a whole stage's forward, backward to its input and gradients of its weights: products with weights are as many in each (arXiv
+2401.10241, section 2). With RECOMPUTE the backward runs the forward again."""
 WAYS = {
     "uniform": "all stages keep step, and each does every kind of work that any does in a tick: one program",
     "stage": "all stages keep step, and each does its own work only",

@@ -157,6 +157,6 @@ def _places(lives: Iterable[Life]) -> dict[Op, int]:
 
 def segments(table: Table) -> list[tuple[int, int, tuple[bool, bool, bool]]]:
     """Runs of ticks in which the same kinds are at work on any stage: (first tick, tick after the last, (F, B, W))."""
-    active = [(f, b, w) for f, b, w in (table.schedule.ops[..., 0] >= 0).any(1).tolist()]
+    active = [(f, b, w) for f, b, w in np.any(table.schedule.ops[..., 0] >= 0, axis=1).tolist()]
     cuts = [0, *(tick for tick in range(1, len(active)) if active[tick] != active[tick - 1]), len(active)]
     return [(start, stop, active[start]) for start, stop in pairwise(cuts)]

@@ -33,13 +33,13 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     layers, size = x.config.layers, x.residual
     again = layers if x.remat == "full" and not x.parallel else 0
     residual = (
-        (2 * layers, "out of a layer's halves"),
-        (2 * layers, "into a layer's halves, backward"),
-        (again, "out of a layer's first half, recomputed"),
-        (1, "the embedding"),
-        (1, "the head, backward"),
+        (2 * layers, "layer", "out of a layer's halves"),
+        (2 * layers, "layer back", "into a layer's halves, backward"),
+        (again, "layer again", "out of a layer's first half, recomputed"),
+        (1, "embed", "the embedding"),
+        (1, "head back", "the head, backward"),
     )
-    streams = [Collective("all-reduce", ("tensor",), x.micro * n, x.micro * n * size, why) for n, why in residual]
+    streams = [Collective("all-reduce", ("tensor",), x.micro * n, x.micro * n * size, place, why) for n, place, why in residual]
     return merge([*([] if split_seq(x.layout) else streams), *loss(x, ("tensor",)), *gradient_sums(x, "tensor")])
 
 
@@ -51,8 +51,8 @@ def loss(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
     padded = -(-tokens // chunks) * chunks
     count = x.micro * chunks
     return [
-        Collective("all-reduce", axes, count, x.micro * padded * 4, "the loss: largest logit"),
-        Collective("all-reduce", axes, count, x.micro * padded * 8, "the loss: sum of exponentials, target's logit"),
+        Collective("all-reduce", axes, count, x.micro * padded * 4, "head", "the loss: largest logit"),
+        Collective("all-reduce", axes, count, x.micro * padded * 8, "head", "the loss: sum of exponentials, target's logit"),
     ]
 
 

@@ -88,27 +88,28 @@ def streams(x: Shapes) -> list[Collective]:
     full = x.remat == "full"
     once = full and not x.parallel
     rows = (
-        # mesh axis, products a layer, bytes of their panels in all, why
-        ("cols", 2, 2 * tokens, "into a layer's halves, panels"),
-        ("rows", 2, weights[True], "into a layer's halves, panels"),
-        ("cols", 4, 4 * tokens, "into a layer's halves, panels, backward"),
-        ("rows", 4, 2 * weights[True], "into a layer's halves, panels, backward"),
-        ("cols", 2, 2 * tokens, "out of a layer's halves, panels"),
-        ("rows", 2, weights[False], "out of a layer's halves, panels"),
-        ("cols", *((1, tokens) if x.twins else (2, 2 * tokens)), "out of a layer's halves, panels, backward"),
-        ("rows", 4, 2 * weights[False], "out of a layer's halves, panels, backward"),
-        ("cols", 2 * full, 2 * tokens * full, "into a layer's halves, panels, recomputed"),
-        ("rows", 2 * full, weights[True] * full, "into a layer's halves, panels, recomputed"),
-        ("cols", 1 * once, tokens * once, "out of a layer's first half, panels, recomputed"),
-        ("rows", 1 * once, first * once, "out of a layer's first half, panels, recomputed"),
+        # mesh axis, products a layer, bytes of their panels in all, place, why
+        ("cols", 2, 2 * tokens, "layer", "into a layer's halves, panels"),
+        ("rows", 2, weights[True], "layer", "into a layer's halves, panels"),
+        ("cols", 4, 4 * tokens, "layer back", "into a layer's halves, panels, backward"),
+        ("rows", 4, 2 * weights[True], "layer back", "into a layer's halves, panels, backward"),
+        ("cols", 2, 2 * tokens, "layer", "out of a layer's halves, panels"),
+        ("rows", 2, weights[False], "layer", "out of a layer's halves, panels"),
+        ("cols", *((1, tokens) if x.twins else (2, 2 * tokens)), "layer back", "out of a layer's halves, panels, backward"),
+        ("rows", 4, 2 * weights[False], "layer back", "out of a layer's halves, panels, backward"),
+        ("cols", 2 * full, 2 * tokens * full, "layer again", "into a layer's halves, panels, recomputed"),
+        ("rows", 2 * full, weights[True] * full, "layer again", "into a layer's halves, panels, recomputed"),
+        ("cols", 1 * once, tokens * once, "layer again", "out of a layer's first half, panels, recomputed"),
+        ("rows", 1 * once, first * once, "layer again", "out of a layer's first half, panels, recomputed"),
     )
     times = x.micro * layers
-    panels = [Collective("collective-permute", (axis,), times * n * q, times * size * (q - 1), why) for axis, n, size, why in rows]
+    panels = [
+        Collective("collective-permute", (axis,), times * n * q, times * size * (q - 1), place, why) for axis, n, size, place, why in rows
+    ]
     # a CPU's compiler that sees both computations of a layer takes the panels of the second half's weights from the first of them
     there = -x.micro * sum(x.merged.values()) * full
-    panels.append(
-        Collective("collective-permute", ("rows",), there * q, there * second * (q - 1), "into a layer's halves, panels, recomputed")
-    )
+    size, why = there * second * (q - 1), "into a layer's halves, panels, recomputed"
+    panels.append(Collective("collective-permute", ("rows",), there * q, size, "layer again", why))
     return [*panels, *ends(x, ("cols",), x.residual)]
 
 
@@ -127,11 +128,13 @@ def norms(x: Shapes, axes: tuple[str, ...], split: int = 1) -> list[Collective]:
     forward = inside // 2 if x.parallel else inside
     size = 4 * x.rows * x.seq // split
     rows = (
-        (outside + forward, "statistics of norms"),
-        (outside + inside, "statistics of norms, backward"),
-        (forward if x.remat == "full" else 0, "statistics of norms, recomputed"),
+        (forward, "layer", "statistics of norms"),
+        (outside, "head", "statistics of norms"),
+        (outside, "head back", "statistics of norms, backward"),
+        (forward if x.remat == "full" else 0, "layer again", "statistics of norms, recomputed"),
+        (inside, "layer back", "statistics of norms, backward"),
     )
-    return [Collective("all-reduce", axes, x.micro * n, x.micro * n * size, why) for n, why in rows]
+    return [Collective("all-reduce", axes, x.micro * n, x.micro * n * size, place, why) for n, place, why in rows]
 
 
 OPTIONS = {"stream": "matrices and activations pass by panel by panel, so that none is ever gathered; needs a square"}

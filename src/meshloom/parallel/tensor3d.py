@@ -73,9 +73,14 @@ def turns(x: Shapes) -> list[Collective]:
         size = x.rows * x.seq * features * x.width
         ways = ("reduce-scatter", "all-gather") if enters else ("all-gather", "reduce-scatter")
         again = x.remat == "full" if enters else x.remat != "none"
-        for kind, n, why in ((ways[0], 1, "rows, forward"), (ways[1], 1, "rows, backward"), (ways[0], int(again), "rows, recomputed")):
+        moves = (
+            (ways[0], 1, "layer", "rows, forward"),
+            (ways[1], 1, "layer back", "rows, backward"),
+            (ways[0], int(again), "layer again", "rows, recomputed"),
+        )
+        for kind, n, place, why in moves:
             count = x.micro * layers * n
-            found.append(Collective(kind, (J,), count, count * size, why))
+            found.append(Collective(kind, (J,), count, count * size, place, why))
     return found
 
 
@@ -83,10 +88,10 @@ def head(x: Shapes, stream: int) -> list[Collective]:
     """The head's input changes from parts of each token to whole tokens of fewer rows, and its weight is gathered along embed."""
     weight = x.width * x.config.embed * x.config.vocab_padded // x.layout.sizes[L]
     return [
-        Collective("all-to-all", (J,), x.micro, x.micro * stream, "the head, embed for rows"),
-        Collective("all-to-all", (J,), x.micro, x.micro * stream, "the head, embed for rows, backward"),
-        Collective("all-gather", (J,), x.micro, x.micro * weight, "the head's weight"),
-        Collective("reduce-scatter", (J,), x.micro, x.micro * weight, "the head's weight, backward"),
+        Collective("all-to-all", (J,), x.micro, x.micro * stream, "head", "the head, embed for rows"),
+        Collective("all-to-all", (J,), x.micro, x.micro * stream, "head back", "the head, embed for rows, backward"),
+        Collective("all-gather", (J,), x.micro, x.micro * weight, "head", "the head's weight"),
+        Collective("reduce-scatter", (J,), x.micro, x.micro * weight, "head back", "the head's weight, backward"),
     ]
 
 

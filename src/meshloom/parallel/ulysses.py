@@ -53,11 +53,11 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     )
     again = layers if x.remat != "none" else 0
     found = [
-        Collective("all-to-all", axes, 4 * x.micro * times, x.micro * times * size, why)
-        for times, why in (
-            (layers, "heads for sequence"),
-            (layers, "heads for sequence, backward"),
-            (again, "heads for sequence, recomputed"),
+        Collective("all-to-all", axes, 4 * x.micro * times, x.micro * times * size, place, why)
+        for times, place, why in (
+            (layers, "layer", "heads for sequence"),
+            (layers, "layer back", "heads for sequence, backward"),
+            (again, "layer again", "heads for sequence, recomputed"),
         )
     ]
     return merge([*found, *([] if lay.ring else documents(x)), *gradient_sums(x, "ulysses")])

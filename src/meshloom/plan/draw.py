@@ -19,7 +19,7 @@ from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.explain import size
-from meshloom.plan.traffic import ShapesOf, Traffic, traffic
+from meshloom.plan.traffic import Traffic, traffic
 
 MOMENTS = {
     "rest": "between steps, fp32",
@@ -127,13 +127,10 @@ class Drawing(NamedTuple):
         return math.prod(self.sizes.values())
 
 
-def drawing(
-    model: Model, c: Any, spelling: str, of: ShapesOf, micro: int, seq: int, kept: Mapping[str, Tree], device: int = 0
-) -> Drawing:  # fmt: skip
-    """What to show of a layout.  of: the shapes of a step.  micro: its micro-batches.  seq: tokens of a whole sequence.  kept: kind -> specs
-    stored beside the parameters.  device: whose part is shown.  Raises ValueError where the mesh has none such, or a size does not divide."""
-    x = of(c, micro)
-    lay = x.layout
+def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str, Tree], device: int = 0) -> Drawing:
+    """What to show of a layout.  x: the shapes of a step.  seq: tokens of a whole sequence.  kept: kind -> specs stored beside the parameters.
+    device: whose part is shown.  Raises ValueError where the mesh has none such, or a size does not divide."""
+    c, lay = x.config, x.layout
     if not 0 <= device < lay.devices:
         raise ValueError(
             f"There is no device {device}: this layout has {lay.devices}, counted from 0. Use --device 0 to {lay.devices - 1}."
@@ -154,7 +151,7 @@ def drawing(
         weights=weights,
         kept=others,
         acts=acts,
-        traffic=traffic(model, c, spelling, of, micro),
+        traffic=traffic(model, spelling, x),
     )
 
 

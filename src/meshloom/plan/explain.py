@@ -11,7 +11,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import count, is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
-from meshloom.parallel.base import Asked, Collective, Shapes
+from meshloom.parallel.base import Asked, Collective, Shapes, wherever
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.cost import shapes, wire_bytes
 from meshloom.plan.flops import train_flops
@@ -71,7 +71,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         for path, s in named_leaves(specs, is_spec).items()
     )
     asked = "" if spelling == "one device" else spelling
-    moved = {phase: tuple((m, wire_bytes(m, lay)) for m in cost(asked, x)) for phase, cost in kept.moves.items()}
+    moved = {phase: tuple((m, wire_bytes(m, lay)) for m in wherever(cost(asked, x))) for phase, cost in kept.moves.items()}
     tokens = sequences * seq
     return Explained(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",

@@ -1,48 +1,26 @@
-"""The collectives of a step, taken apart: one layer's in one micro-batch, those of a micro-batch outside the layers, and those once a step.
+"""The collectives of a step, taken apart: one layer's in one micro-batch, those of a micro-batch outside the layers, and those once a step."""
 
-Nothing is stated twice: `step_cost` is asked for the model with its layers twice and for one micro-batch more, and the differences are the shares.
-"""
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshloom.core.layout import Layout
 from meshloom.models.base import Model
-from meshloom.parallel.base import Collective, Shapes
+from meshloom.parallel.base import LAYER, MICRO, PLACES, STEP, Collective, Shapes
 from meshloom.plan.cost import step_cost, wire_bytes
 from meshloom.runner.run import stacks
 
-ShapesOf = Callable[[Any, int], Shapes]
-"""A model's configuration and a number of micro-batches of one size -> the shapes of a step."""
-
-BACKWARD = ("backward", "recomputed", "gradient", "sums for the log")
-"""Words in a collective's reason that place it in the backward pass or behind it."""
-ORDER = (
-    "parameters",
-    "the embedding",
-    "statistics",
-    "into",
-    "heads for",
-    "keys and values",
-    "",
-    "recomputed",
-    "out of",
-    "the head",
-    "the loss",
-)
-"""Words of reasons in the order of the forward pass; "" is any other."""
-BACK = (
-    "the head", "parameters", "recomputed", "out of", "heads for", "keys and values", "their gradients", "", "into", "statistics", "the embedding",
-    "gradients", "sums", "the gradient's norm",
-)  # fmt: skip
-"""The same, backward."""
+AT = {name: i for i, name in enumerate(PLACES)}
+"""Places in the order of a step."""
+TURNED = ("head back", "layer back", "embed back")
+"""Places at which things move in the opposite order of the forward pass, in which strategies tell them."""
 
 
 class Moved(NamedTuple):
-    """Collectives alike: count arrays of together so many bytes, whole; sent: bytes that each device sends. back: in the backward pass or behind."""
+    """Collectives alike: count arrays of together so many bytes, whole; sent: bytes that each device sends. place: where in a step, a row of
+    PLACES. back: in the backward pass or behind."""
 
     kind: str
     axes: tuple[str, ...]
+    place: str
     why: str
     back: bool
     count: int
@@ -88,51 +66,32 @@ class Traffic(NamedTuple):
         return sum(sum(shares) for shares in self.totals.values())
 
 
-def traffic(model: Model, c: Any, spelling: str, of: ShapesOf, micro: int) -> Traffic:
-    """The collectives of a step under a spelling, by what they happen once for.  of: the shapes of a step.  micro: micro-batches a step."""
-    sides = [_cost(spelling, of, c, micro + more, times) for times, more in ((1, 0), (2, 0), (1, 1), (2, 1))]
-    repeats, shares, lay = _repeats(model, c), ([], [], []), of(c, micro).layout
-    for key in sides[0]:
-        now, deep, long, both = (side.get(key, (0, 0)) for side in sides)
-        layers = tuple(d - l - b + a for a, b, l, d in zip(now, deep, long, both))
-        layers = layers if layers[0] > 0 else (0, 0)  # else one array of all layers together
-        outside = tuple(l - a - all for a, l, all in zip(now, long, layers))
-        once = tuple(a - micro * (all + out) for a, all, out in zip(now, layers, outside))
-        for share, found in zip(shares, (tuple(n // repeats for n in layers), outside, once)):
-            if any(found):
-                share.append(_moved(key, *found, lay))
-    return Traffic(*(tuple(sorted(share, key=_place)) for share in shares), c.layers, repeats, micro)
+def traffic(model: Model, spelling: str, x: Shapes) -> Traffic:
+    """The collectives of a step under a spelling, by what they happen once for, in order.  x: the shapes of the step."""
+    repeats = _repeats(model, x)
+    times = {LAYER: repeats * x.micro, MICRO: x.micro, STEP: 1}
+    shares: dict[str, list[Moved]] = {often: [] for often in times}
+    for c in step_cost(spelling, x):
+        often = PLACES[c.place].often
+        assert c.count % times[often] == c.bytes % times[often] == 0, (c, times)
+        shares[often].append(_moved(c, times[often], x.layout))
+    return Traffic(*(_in_order(share) for share in shares.values()), x.config.layers, repeats, x.micro)
 
 
-def _repeats(model: Model, c: Any) -> int:
+def _repeats(model: Model, x: Shapes) -> int:
     """How often the layers' pattern repeats: their number where all are alike, 1 where there is none."""
-    found = stacks(model.kinds(c))
+    found = stacks(model.kinds(x.config))
     return found[0].repeat if len(found) == 1 else 1
 
 
-def twice(c: Any, times: int = 2) -> Any:
-    """The configuration with its layers so many times over, those of lists that have an entry for each layer too."""
-    more = {name: value * times for name, value in c if isinstance(value, tuple) and len(value) == c.layers}
-    return c.model_copy(update={"layers": c.layers * times, **more}) if times > 1 else c
+def _moved(c: Collective, times: int, lay: Layout) -> Moved:
+    """A collective's share of one of so many times."""
+    return Moved(c.kind, c.axes, c.place, c.why, PLACES[c.place].back, c.count // times, c.bytes // times, wire_bytes(c, lay) / times)
 
 
-def _cost(spelling: str, of: ShapesOf, c: Any, micro: int, times: int) -> dict[tuple, tuple[int, int]]:
-    """Count and bytes by kind, axes and reason. What a compiler merges of some layers it merges of all these."""
-    x = of(twice(c, times), micro)._replace(merged={stack: n * times for stack, n in of(c, micro).merged.items()})
-    return {(m.kind, m.axes, m.why): (m.count, m.bytes) for m in step_cost(spelling, x)}
-
-
-def _moved(key: tuple, count: int, size: int, lay: Layout) -> Moved:
-    kind, axes, why = key
-    back = any(word in why for word in BACKWARD)
-    return Moved(kind, axes, why, back, count, size, wire_bytes(Collective(kind, axes, count, size, why), lay))
-
-
-def _place(m: Moved) -> tuple[bool, int]:
-    """Where a collective stands in a step."""
-    words = BACK if m.back else ORDER
-    last = [i for i, word in enumerate(words) if word and word in m.why]
-    return m.back, last[0] if last else words.index("")
+def _in_order(share: list[Moved]) -> tuple[Moved, ...]:
+    """By place; at one place in the order of the pass."""
+    return tuple(m for _, m in sorted(enumerate(share), key=lambda at: (AT[at[1].place], -at[0] if at[1].place in TURNED else at[0])))
 
 
 def _plural(n: int, word: str, ending: str = "s") -> str:

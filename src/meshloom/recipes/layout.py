@@ -2,9 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from meshloom.parallel.base import Shapes
 from meshloom.parallel.table import build, default
 from meshloom.plan.cost import shapes
 from meshloom.plan.draw import Drawing, drawing
@@ -47,6 +45,7 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
+<<<<<<< HEAD
     micro = micro_batches(config, lay)
     shapes(model, c, lay, seq, batch.sequences, micro, how, dtype)  # refuses what does not divide
 
@@ -54,3 +53,7 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
         return shapes(model, c, lay, seq, batch.sequences // micro * cut, cut, how, dtype, packed)
 
     return drawing(model, c, spelling, of, micro, seq, kept(config, model.specs(c)), device)
+=======
+    x = shapes(model, c, lay, seq, batch.sequences, batch.micro_batches, how, dtype, packed)
+    return drawing(model, spelling, x, seq, kept(config, model.specs(c)), device)
+>>>>>>> main

@@ -25,6 +25,7 @@ from meshloom.runner.forward import hidden
 from meshloom.runner.gather import gather_step
 from meshloom.runner.run import How, each
 from meshloom.serve import cache as caches
+from meshloom.serve import forms
 from meshloom.serve.sampling import Uses, Wants, choose, log_prob
 
 ONE_ROW = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
@@ -59,13 +60,22 @@ class Report:
     done: Array
 
 
+@pytree
+class Weights:
+    """Weights as generation takes them. model: the tree, its layers a list of single ones. head: [vocab, embed] in a form of its own (serve/forms.py),
+    or None: the model's."""
+
+    model: Tree
+    head: Any
+
+
 class Engine(NamedTuple):
     """The programs of one model under one layout."""
 
     model: Model
     config: Any
     layout: Layout
-    prepare: Callable[[Tree], Tree]
+    prepare: Callable[[Tree], Weights]
     """Parameters in the `rest` table -> weights as the other two take them: a list of layers in the type of the arithmetic."""
     start: Callable[..., tuple[State, Report]]
     """weights, prompts [batch, prompt] padded on the left, lengths [batch] (0: an empty row), wants; length=, use=, chunk= -> state after one token."""
@@ -80,7 +90,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
     bound = _Bound(model, c, lay, dtype)
     one_layer = unrolled(model, c)
     rows, scalar = PartitionSpec(lay.batch or None), PartitionSpec()
-    weights = partitions(lay, "step", one_layer)
+    weights = Weights(partitions(lay, "step", one_layer), None)
     kv = jax.tree.map(lambda s: lay.partition("acts", s.axes), caches.layer_specs(c, lay.even(1), 1, dtype), is_leaf=is_spec)
     state = State([kv] * c.layers, Slots(scalar, rows, rows), *[rows] * 7, scalar)
 
@@ -89,15 +99,15 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
         return local if lay.devices == 1 else jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
     @jax.jit
-    def prepare(params: Tree) -> Tree:
+    def prepare(params: Tree) -> Weights:
         return spread(partial(_prepare, bound), (partitions(lay, "rest", model.specs(c)),), weights)(params)
 
     @partial(jax.jit, static_argnames=("length", "use", "chunk"))
-    def start(w: Tree, prompts: Array, lengths: Array, wants: Wants, *, length: int, use: Uses, chunk: int) -> tuple[State, Report]:
+    def start(w: Weights, prompts: Array, lengths: Array, wants: Wants, *, length: int, use: Uses, chunk: int) -> tuple[State, Report]:
         local = partial(_start, bound, use, length, chunk)
         return spread(local, (weights, rows, rows, rows), (state, scalar))(w, prompts, lengths, wants)
 
-    def decode(w: Tree, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
+    def decode(w: Weights, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
         return spread(partial(_more, bound, use), (weights, state, rows, rows, scalar), (state, scalar))(w, held, wants, halt, until)
 
     several, single = (
@@ -105,7 +115,7 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
         for options in (None, ONE_ROW.get(lay.platform))
     )
 
-    def more(w: Tree, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
+    def more(w: Weights, held: State, wants: Wants, halt: Array, until: Array, *, use: Uses) -> tuple[State, Report]:
         return (single if len(halt) == lay.size(lay.batch) else several)(w, held, wants, halt, until, use=use)
 
     return Engine(model, c, lay, prepare, start, more)
@@ -142,27 +152,31 @@ class _Bound(NamedTuple):
     dtype: str
 
 
-def _prepare(bound: _Bound, params: Tree) -> Tree:
+def _prepare(bound: _Bound, params: Tree) -> Weights:
     model, c, lay, dtype = bound
     w, _ = gather_step(lay, model.specs(c), params, dtype)
-    return dataclasses.replace(w, layers=each(w.layers, model.kinds(c)))
+    layers = each(w.layers, model.kinds(c))
+    if lay.devices > 1 or lay.platform not in forms.PLATFORMS:
+        return Weights(dataclasses.replace(w, layers=layers), None)
+    return Weights(dataclasses.replace(w, layers=list(map(forms.layer, layers)), head=None), forms.head(unembed(w)))
 
 
 def _forward(
-    bound: _Bound, w: Tree, cache: list[KV], slots: Slots, tokens: Array, segments: Array, positions: Array
+    bound: _Bound, w: Weights, cache: list[KV], slots: Slots, tokens: Array, segments: Array, positions: Array
 ) -> tuple[Array, list[KV]]:
     """Logits of the last of some new tokens, fp32 [batch, vocab], of every token that exists; and the cache with theirs."""
     model, c, lay, _ = bound
     ctx = Ctx(segments, positions, None, jnp.zeros(tokens.shape[0], jnp.int32), None, 0, cache, slots)
-    x, outer, cache, _ = hidden(model, c, lay, w, jax.tree.map(lambda _: None, w), tokens, ctx, How("unroll"))
-    logits = dot(lay, "BTD,vD->BTv", put(lay, "btd->BTD", x[:, -1:]), whole_embed(lay, unembed(outer)))[:, 0]
+    x, outer, cache, _ = hidden(model, c, lay, w.model, jax.tree.map(lambda _: None, w.model), tokens, ctx, How("unroll"))
+    head = whole_embed(lay, unembed(outer)) if w.head is None else w.head
+    logits = dot(lay, "BTD,vD->BTv", put(lay, "btd->BTD", x[:, -1:]), head)[:, 0]
     for dim, axes in ((1, lay.acts.get("vocab", ())), (0, lay.inner)):
         logits = lax.all_gather(logits, axes, axis=dim, tiled=True) if axes else logits
     return logits[:, : c.vocab].astype(jnp.float32), cache
 
 
 def _start(
-    bound: _Bound, use: Uses, length: int, chunk: int, w: Tree, prompts: Array, lengths: Array, wants: Wants
+    bound: _Bound, use: Uses, length: int, chunk: int, w: Weights, prompts: Array, lengths: Array, wants: Wants
 ) -> tuple[State, Report]:
     """The state after the first new token."""
     c, (batch, size) = bound.c, prompts.shape
@@ -224,7 +238,7 @@ def _take(bound: _Bound, use: Uses, held: State, wants: Wants, logits: Array, ca
     )
 
 
-def _more(bound: _Bound, use: Uses, w: Tree, held: State, wants: Wants, halt: Array, until: Array) -> tuple[State, Report]:
+def _more(bound: _Bound, use: Uses, w: Weights, held: State, wants: Wants, halt: Array, until: Array) -> tuple[State, Report]:
     """The state when its last token is in slot `until`, or every row is done."""
 
     def step(held: State) -> State:

@@ -15,7 +15,7 @@ from meshloom.parallel.base import Collective, Shapes
 from meshloom.plan.plan import Plan
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.optimizer import clip_factor, make_optimizer, state_specs
-from meshloom.train.replicas import NORM, count, gradient_cost, make_mean, mean_cost
+from meshloom.train.replicas import count, gradient_cost, make_mean, mean_cost
 from meshloom.train.rule import Gradient, Phase, Rule, Updated, number, zeros
 from meshloom.train.scale import select
 from meshloom.train.schedule import Schedule
@@ -85,4 +85,4 @@ def adascale(c: OptimizerConfig, plan: Plan, specs: Tree, schedule: Schedule, pe
 def adascale_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """A step whose gradients stay apart, their mean, and the norm of that."""
     found = gradient_cost(spelling, x)
-    return (*found, *mean_cost(x), *(c for c in found if c.why == NORM))
+    return (*found, *mean_cost(x), *(c for c in found if c.place == "norm"))

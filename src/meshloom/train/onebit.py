@@ -208,14 +208,14 @@ def exchange_cost(x: Shapes) -> tuple[Collective, ...]:
     cuts, found = [p for p in pieces if p.at is not None], []
     for p in pieces:
         if p.at is None:
-            found.append(Collective("all-reduce", between, 1, 4 * p.size, "small vectors, in full"))
+            found.append(Collective("all-reduce", between, 1, 4 * p.size, "end", "small vectors, in full"))
     signs = sum(replicas * math.ceil(p.size // replicas / 8) for p in cuts)
-    found.append(Collective("all-to-all", between, len(cuts), signs, "signs of every replica, to the servers"))
-    found.append(Collective("all-gather", between, len(cuts), signs, "signs of the mean, from the servers"))
+    found.append(Collective("all-to-all", between, len(cuts), signs, "end", "signs of every replica, to the servers"))
+    found.append(Collective("all-gather", between, len(cuts), signs, "end", "signs of the mean, from the servers"))
     for rows in dict.fromkeys(p.rows for p in cuts):
         size = 4 * replicas * sum(p.weights for p in cuts if p.rows == rows)
-        found.append(Collective("all-gather", between, 1, size, "a scale for each weight"))
+        found.append(Collective("all-gather", between, 1, size, "end", "a scale for each weight"))
     for split, rows in dict.fromkeys((p.split, p.rows) for p in cuts):
         size = 4 * sum(p.weights for p in cuts if (p.split, p.rows) == (split, rows))
-        found += [Collective("all-reduce", ordered(lay, (*more, *split)), 1, size, "sums of squares") for more in ((), between)]
+        found += [Collective("all-reduce", ordered(lay, (*more, *split)), 1, size, "end", "sums of squares") for more in ((), between)]
     return merge(c for c in found if c.axes)

@@ -27,8 +27,6 @@ from meshloom.train.gradient import batch_partition, global_norm, make_local
 
 AXIS = "data"
 """The mesh axis that tells replicas apart."""
-LOG, NORM = "sums for the log", "the gradient's norm"
-"""Why these are moved, as the strategies' formulas say it."""
 
 
 def axes(lay: Layout) -> tuple[str, ...]:
@@ -136,12 +134,15 @@ def make_one(plan: Plan, specs: Tree) -> Callable[[Tree], Tree]:
 def gradient_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """What `make_replica_gradient` moves: inside a replica as always; between replicas the sums for the log and one norm."""
     lay, between = x.layout, axes(x.layout)
-    found = [c for c in step_cost(spelling, x._replace(layout=inside(lay))) if c.why != LOG]
+    found = [c for c in step_cost(spelling, x._replace(layout=inside(lay))) if c.place != "log"]
     if lay.tokens:
-        found += [Collective("all-reduce", ordered(lay, a), n, 4 * n, LOG) for a, n in ((lay.tokens, 1), (lay.summed, x.sums - 1))]
+        found += [
+            Collective("all-reduce", ordered(lay, a), n, 4 * n, "log", "sums for the log")
+            for a, n in ((lay.tokens, 1), (lay.summed, x.sums - 1))
+        ]
     if between:
-        found.append(Collective("all-reduce", between, 1, 4, "the replicas' norms"))
-        found += [Collective("all-reduce", between, 1, 4 * x.told.load, "the routers' load")] if x.told.load else []
+        found.append(Collective("all-reduce", between, 1, 4, "log", "the replicas' norms"))
+        found += [Collective("all-reduce", between, 1, 4 * x.told.load, "log", "the routers' load")] if x.told.load else []
     return tuple(found)
 
 
@@ -149,4 +150,4 @@ def mean_cost(x: Shapes) -> tuple[Collective, ...]:
     """What `make_mean` of arrays like the parameters moves: each once, fp32."""
     between = axes(x.layout)
     size = sum(4 * x.elements("rest", s) for s in x.leaves.values())
-    return (Collective("all-reduce", between, len(x.leaves), size, "the mean over replicas"),) if between else ()
+    return (Collective("all-reduce", between, len(x.leaves), size, "end", "the mean over replicas"),) if between else ()
