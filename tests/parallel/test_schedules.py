@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-<<<<<<< HEAD:tests/parallel/test_schedules.py
-from meshloom.parallel.schedules import make, rows
-=======
-from meshloom.runner.schedules import SCHEDULES, Schedule, check, chunks_of, make, read, rows, write
+from meshloom.parallel.schedules import SCHEDULES, Schedule, check, chunks_of, make, read, rows, write
 
 NAMES = ("gpipe", "1f1b", "zb", "interleaved2", "interleaved3", "interleaved4")
 ALL = [(name, stages) for name in NAMES for stages in range(1, 9)]
@@ -66,7 +63,6 @@ def test_ticks_are_the_fewest_of_the_order(name: str, stages: int) -> None:
         v = chunks_of(name)
         want = 2 * (micro + stages) - 3 if name == "gpipe" else micro * v + (v - 1) * stages + 2 * (stages - 1)
         assert make(name, stages, micro).ticks == want, micro
->>>>>>> main:tests/runner/test_schedules.py
 
 
 def test_packed_1f1b_by_hand() -> None:

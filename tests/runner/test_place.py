@@ -12,7 +12,7 @@ D, S = Kind(stack="dense"), Kind(stack="sparse", tells=True)
 WIDE, NEAR = Kind(), Kind(window=4)
 
 
-@pytest.mark.parametrize("stages, chunks, layers", itertools.product((1, 2, 3, 4), (1, 2, 3), (12, 13, 25)))
+@pytest.mark.parametrize("stages, chunks, layers", [*itertools.product((1, 2, 3, 4), (1, 2, 3), (12, 13, 25))])
 def test_every_layer_runs_once_in_order_and_on_a_slot_of_its_kind(stages, chunks, layers) -> None:
     for kinds in ((WIDE,) * layers, (D, D, D) + (S,) * (layers - 3), tuple((WIDE, NEAR)[i % 2] for i in range(layers))):
         where = place(kinds, stages, chunks)

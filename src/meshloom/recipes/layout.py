@@ -45,15 +45,5 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
-<<<<<<< HEAD
-    micro = micro_batches(config, lay)
-    shapes(model, c, lay, seq, batch.sequences, micro, how, dtype)  # refuses what does not divide
-
-    def of(c: Any, cut: int) -> Shapes:
-        return shapes(model, c, lay, seq, batch.sequences // micro * cut, cut, how, dtype, packed)
-
-    return drawing(model, c, spelling, of, micro, seq, kept(config, model.specs(c)), device)
-=======
-    x = shapes(model, c, lay, seq, batch.sequences, batch.micro_batches, how, dtype, packed)
+    x = shapes(model, c, lay, seq, batch.sequences, micro_batches(config, lay), how, dtype, packed)
     return drawing(model, spelling, x, seq, kept(config, model.specs(c)), device)
->>>>>>> main
