@@ -22,6 +22,7 @@ HELP = [
     ["convert"],
     ["verify"],
     ["layout"],
+    ["schedule"],
     ["info"],
     ["data"],
     ["data", "prepare"],
@@ -191,6 +192,32 @@ def test_layout_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--layout", "data=2", "--out", "a.png", "--device", "1", "--devices", "4", "--platform", "tpu", "--set", "name=mine"]
     assert cli.main(["layout", "quickstart", *words]) == 0
     assert seen == dict(name="mine", layout="data=2", out=Path("a.png"), device=1, devices=4, platform="tpu")
+
+
+def test_schedule_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    worker(monkeypatch, "recipes.schedule", show=lambda *given: seen.append(given))
+    words = ["--stages", "4", "--micro", "16", "--schedule", "zb", "--all", "--stash", "--svg", "a.svg", "--png", "b.png", "--csv", "c.csv"]
+    assert cli.main(["schedule", *words, "--model", "quickstart", "--set", "name=mine"]) == 0
+    *before, config, stash, pictures, csv, every = seen[0]
+    assert before == [4, 16, "zb", None] and config.name == "mine" and stash and every
+    assert (pictures, csv) == ((Path("a.svg"), Path("b.png")), Path("c.csv"))
+    assert cli.main(["schedule", "--table", "mine.csv"]) == 0 and seen[1] == (
+        None,
+        None,
+        None,
+        Path("mine.csv"),
+        None,
+        False,
+        (),
+        None,
+        False,
+    )
+
+
+def test_schedule_refuses_pictures_of_another_ending(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schedule", "--stages", "2", "--micro", "2", "--svg", "a.png"]) == 2
+    assert "--svg writes a .svg file, and a.png ends otherwise. Name it a.svg." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("equal, code", [(True, 0), (False, 1)])

@@ -1,4 +1,5 @@
-"""Draws the pictures of the pages: axis names between a model's specs and the mesh (README), and each strategy's layout (docs/layouts).
+"""Draws the pictures of the pages: axis names between a model's specs and the mesh (README), each strategy's layout (docs/layouts), and schedules of
+pipelines (docs/schedules.md).
 
     make pictures                       # or: python docs/pictures/draw.py
 
@@ -18,10 +19,13 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
 from meshloom.models.llama import MODEL, Config
+from meshloom.parallel.schedules import described, make
 from meshloom.parallel.table import build
 from meshloom.plan.draw import Drawing
 from meshloom.plan.page import INK, PAPER, SOFT, colours
 from meshloom.plan.picture import draw
+from meshloom.plan.timeline import draw as draw_schedules
+from meshloom.plan.timeline import study
 from meshloom.recipes.layout import drawn
 from meshloom.recipes.load import load_recipe
 
@@ -42,6 +46,12 @@ LAYOUTS = {
 """Name of a picture -> the layout that it shows."""
 RECIPES = {"expert": "moe-small"}
 """Name of a picture -> its recipe, where that is not quickstart."""
+SCHEDULES = {
+    "schedules": [study(make(name, 4, 8), what=described(name)) for name in ("gpipe", "1f1b", "interleaved2", "zb")],
+    "schedule-apart": [study(make("1f1b", 4, 8, packed=False), what="with one operation a tick")],
+    "schedule-zb": [study(make("zb", 4, 8), stash=True, what=described("zb"))],
+}
+"""Name of a picture -> the schedules that it shows."""
 SIZES = Config(layers=4, embed=256, heads=8, kv_heads=4, ffn=688, vocab=4096, max_seq=256)
 SPELLING = "zero3=4 tensor=2"
 SHOWN = ("embed", "layers.attn.q", "layers.attn.k", "layers.attn.o", "layers.mlp.up", "layers.mlp.down")
@@ -146,6 +156,8 @@ def main() -> None:
     names()
     for name in LAYOUTS:
         draw(layout(name), Path(__file__).with_name(f"{name}.svg"))
+    for name, shown in SCHEDULES.items():
+        draw_schedules(shown, Path(__file__).with_name(f"{name}.svg"))
 
 
 def names() -> None:

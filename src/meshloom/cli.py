@@ -318,6 +318,64 @@ def layout(
 
 
 @app.command
+def schedule(
+    *,
+    stages: int | None = None,
+    micro: int | None = None,
+    schedule: str | None = None,
+    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    table: Path | None = None,
+    model: str | None = None,
+    set_: Sets = (),
+    stash: Flag = False,
+    svg: Path | None = None,
+    png: Path | None = None,
+    csv: Path | None = None,
+    common: Common = Common(),
+) -> int:
+    """Draw a pipeline's schedule: what each stage does when, how long it stands idle, what it holds. Without --schedule: all side by side.
+
+    Parameters
+    ----------
+    stages
+        Parts of the model that work at the same time, each on devices of its own.
+    micro
+        Micro-batches of a step; the recipe's where --model is given.
+    schedule
+        gpipe, 1f1b, interleaved2 (or another number of chunks of layers on a stage) or zb.
+    all_
+        All schedules side by side as well.
+    table
+        A schedule of your own: a CSV file, a row a stage, a cell a tick, such as F3 or F4+B0.
+    model
+        A recipe whose activations are counted in bytes.
+    set_
+        Override one setting of the recipe. May be repeated.
+    stash
+        Each stage keeps what its backward needs, rather than inputs from which it computes that again.
+    svg
+        Write the picture to this .svg file too.
+    png
+        Write the picture to this .png file too.
+    csv
+        Write the table to this file, to start one of your own from.
+    """
+    from meshloom.recipes import schedule as worker
+
+    config = None
+    if model:
+        from meshloom.recipes.load import load_recipe
+
+        config = load_recipe(model, set_)
+    for flag, path in ((".svg", svg), (".png", png)):
+        if path and path.suffix.lower() != flag:
+            raise ValueError(f"--{flag[1:]} writes a {flag} file, and {path} ends otherwise. Name it {path.stem}{flag}.")
+    pictures = tuple(path for path in (svg, png) if path)
+    worker.show(stages, micro, schedule, table, config, stash, pictures, csv, all_)
+    return OK
+
+
+@app.command
 def info(*, machine: Machine = Machine()) -> int:
     """Show versions, devices, memory, the compile cache, and what ships: recipes and model families."""
     cli_base.start(machine)

@@ -1,19 +1,25 @@
-"""The tables of docs/layouts, made from the code: `PYTHONPATH=src:tests python -m layouts.pages` writes them into the pages."""
+"""The tables of docs/layouts and docs/schedules.md, made from the code: `PYTHONPATH=src:tests python -m layouts.pages` writes them into the pages."""
 
 import re
 from pathlib import Path
 
 from meshloom.core.layout import TABLES
 from meshloom.parallel.base import wherever
+from meshloom.parallel.schedules import make
+from meshloom.parallel.simulate import RECOMPUTE, STASH, simulate
+from meshloom.parallel.slots import compile
 from meshloom.parallel.table import STRATEGIES, build, parse
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
+from meshloom.plan.explain import size
 from meshloom.plan.memory import stored
 from meshloom.recipes.launch import model_of
 from meshloom.recipes.load import load_recipe
+from meshloom.recipes.schedule import SHOWN, asked
 from meshloom.runner.run import How
 
 FOLDER = Path(__file__).parents[2] / "docs" / "layouts"
-MARK = re.compile(r"(<!-- (splits|traffic|across|memory): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PAGES = [*sorted(FOLDER.glob("*.md")), FOLDER.parent / "schedules.md"]
+MARK = re.compile(r"(<!-- (splits|traffic|across|memory|schedules|flight): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SEQ, SEQUENCES, MICRO = 256, 16, 2
 
 
@@ -58,7 +64,7 @@ def across(spellings: str) -> str:
         layout, sent = build(spelling, c, SEQ), {}
         for m in step_cost(spelling, shapes(model, c, layout, SEQ, SEQUENCES, MICRO, How(), "float32")):
             sent[m.axes] = sent.get(m.axes, 0) + wire_bytes(m, layout)
-        cells = [f"{' x '.join(axes)}: {size:,.0f}" for axes, size in sent.items() if size >= 1000]
+        cells = [f"{' x '.join(axes)}: {n:,.0f}" for axes, n in sent.items() if n >= 1000]
         rows.append((f"`{spelling}`", ", ".join(cells), f"{sum(sent.values()):,.0f}"))
     return table(("layout", "sent by a device, bytes, by mesh axes", "all"), rows)
 
@@ -73,7 +79,47 @@ def memory(spellings: str) -> str:
     return table(("layout", "fp32 parameters on a device, bytes"), rows)
 
 
-TABLE = {"splits": splits, "traffic": traffic, "across": across, "memory": memory}
+def schedules(sizes: str) -> str:
+    """Ticks, idle time and what is in flight, of stages x micro-batches; behind the word `apart` with one operation a tick."""
+    rows = []
+    for each in sizes.removeprefix("apart ").split(", "):
+        stages, micro = (int(n) for n in each.split(" x "))
+        for name in SHOWN:
+            found = compile(make(name, stages, micro, packed=not sizes.startswith("apart ")))
+            r, even = simulate(found, RECOMPUTE), simulate(found, STASH)
+            idle = (r.bubble["uniform"], r.bubble["asynchronous"], even.bubble["uniform"], even.bubble["asynchronous"])
+            late = max(r.late) or "-"
+            rows.append((f"`{name}`", stages, micro, r.ticks, *(f"{100 * part:.1f} %" for part in idle), max(r.kept), late))
+    names = (
+        "stages",
+        "micro-batches",
+        "ticks",
+        "idle",
+        "idle, asynchronous",
+        "F = B = W: idle",
+        "asynchronous",
+        "inputs kept",
+        "left for W",
+    )
+    return table(("schedule", *names), rows)
+
+
+def flights(text: str) -> str:
+    """Bytes in flight on a device, with more and more micro-batches of one size.  text: recipe, layers, stages, then numbers of micro-batches."""
+    recipe, layers, stages, *counts = text.split()
+    rows = []
+    for name in SHOWN:
+        for stash in (False, True):
+            held = []
+            for micro in counts:
+                config = load_recipe(recipe, [f"model.layers={layers}", f"batch.sequences={micro}"])
+                found, _ = asked(int(stages), int(micro), name, None, config, stash)
+                held.append(size(found[0].flight.bytes) if found[0].flight else "")
+            rows.append((f"`{name}`", "what B needs" if stash else "inputs", *held))
+    return table(("schedule", "kept", *(f"{micro} micro-batches" for micro in counts)), rows)
+
+
+TABLE = {"splits": splits, "traffic": traffic, "across": across, "memory": memory, "schedules": schedules, "flight": flights}
 
 
 def fresh(text: str) -> str:
@@ -82,5 +128,5 @@ def fresh(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in FOLDER.glob("*.md"):
+    for page in PAGES:
         page.write_text(fresh(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -4,10 +4,8 @@ import re
 
 import pytest
 
-from layouts.pages import FOLDER, MARK, fresh
+from layouts.pages import FOLDER, MARK, PAGES, fresh
 from meshloom.parallel.table import STRATEGIES
-
-PAGES = sorted(FOLDER.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -212,3 +212,11 @@ def test_check_and_the_checker_of_this_file_agree_on_damaged_tables() -> None:
 def test_refuses_arrays_that_are_no_table(change, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check(change(make("1f1b", 2, 4)))
+
+
+def test_what_the_page_shows(tmp_path: Path) -> None:
+    """The table of docs/schedules.md can be run, and the refusal that it quotes is what is said."""
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.csv").write_text(page.split("```\n# stage 0")[1].split("```")[0].partition("\n")[2])
+    assert rows(read(tmp_path / "mine.csv")) == rows(make("1f1b", 2, 3, packed=False))
+    assert TABLES[CIRCLE] in page.replace("\n> ", " ")

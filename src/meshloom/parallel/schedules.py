@@ -5,7 +5,7 @@ forward (F) and once backward (B); a schedule that puts off the gradients of the
 input alone. A tick has one slot for each kind, and all stages run them in this order; what is sent in a tick can be used from the next tick on.
 
 That F and B share a tick is what makes a program efficient in which all stages keep step: with one operation a tick, neighbours do F and B by turns,
-each tick lasts as long as the longer of the two, and a third of the time is lost however many micro-batches there are. With both in a tick,
+each tick lasts as long as both, and half of the time is lost however many micro-batches there are. With both in a tick,
 GPipe and 1F1B with or without interleaving take just the time of stages that never wait for a tick to end; the price is that a micro-batch comes
 back after two ticks a stage, so that stage s of S keeps 2 (S - 1 - s) + 1 inputs and not S - s.
 
@@ -108,6 +108,11 @@ def chunks_of(name: str) -> int:
     near = nearest(name, names)
     guess = f" Did you mean '{near}'?" if near else ""
     raise ValueError(f"'{name}' is not a schedule.{guess} There are: {', '.join(names)} (or another number of chunks).")
+
+
+def described(name: str) -> str:
+    """What a schedule does, in a phrase."""
+    return SCHEDULES["interleaved" if chunks_of(name) > 1 else name].what
 
 
 def make(name: str, stages: int, micro: int, packed: bool = True) -> Schedule:
