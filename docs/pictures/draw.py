@@ -19,6 +19,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
 from meshloom.models.llama import MODEL, Config
+from meshloom.parallel.schedules import described, make
 from meshloom.parallel.table import build
 from meshloom.plan.draw import Drawing
 from meshloom.plan.page import INK, PAPER, SOFT, colours
@@ -27,7 +28,6 @@ from meshloom.plan.timeline import draw as draw_schedules
 from meshloom.plan.timeline import study
 from meshloom.recipes.layout import drawn
 from meshloom.recipes.load import load_recipe
-from meshloom.runner.schedules import described, make
 
 LAYOUTS = {
     "data": "data=8",

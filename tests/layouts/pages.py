@@ -5,6 +5,9 @@ from pathlib import Path
 
 from meshloom.core.layout import TABLES
 from meshloom.parallel.base import wherever
+from meshloom.parallel.schedules import make
+from meshloom.parallel.simulate import RECOMPUTE, STASH, simulate
+from meshloom.parallel.slots import compile
 from meshloom.parallel.table import STRATEGIES, build, parse
 from meshloom.plan.cost import shapes, step_cost, wire_bytes
 from meshloom.plan.explain import size
@@ -13,9 +16,6 @@ from meshloom.recipes.launch import model_of
 from meshloom.recipes.load import load_recipe
 from meshloom.recipes.schedule import SHOWN, asked
 from meshloom.runner.run import How
-from meshloom.runner.schedules import make
-from meshloom.runner.simulate import RECOMPUTE, STASH, simulate
-from meshloom.runner.slots import compile
 
 FOLDER = Path(__file__).parents[2] / "docs" / "layouts"
 PAGES = [*sorted(FOLDER.glob("*.md")), FOLDER.parent / "schedules.md"]

@@ -12,7 +12,7 @@ from meshloom.core.batch import Batch
 from meshloom.core.layout import ONE_DEVICE
 from meshloom.core.spec import init
 from meshloom.models.table import MODELS
-from meshloom.objectives.lm import Bound, lm
+from meshloom.objectives.lm import Bound, evaluate, lm
 from meshloom.runner.forward import logits
 from meshloom.runner.run import How
 from tiny import recipe
@@ -36,7 +36,7 @@ def test_uniform_model_gives_log_of_the_vocabulary(tmp_path):
     """C34, C77: 257 tokens padded to 384 rows: ln 257 a token, no padding row in the softmax."""
     b = bound(tmp_path)
     w = jax.tree.map(jnp.zeros_like, init(b.model.specs(b.config), jax.random.key(0)))
-    _, sums = lm()(b, w, jax.tree.map(lambda _: None, w), rows(257, np.ones((2, SEQ))), None)
+    _, sums = evaluate(b, lm(), w, jax.tree.map(lambda _: None, w), rows(257, np.ones((2, SEQ))), None)
     assert float(sums["loss"] / sums["tokens"]) == pytest.approx(math.log(257), rel=1e-6)
     assert w.embed.shape[0] == 384
 
@@ -48,7 +48,7 @@ def test_sums_over_scored_tokens_alone(tmp_path):
     weights = np.zeros((2, SEQ))
     weights[0, 3:6], weights[1, 7] = 1, 1
     batch = rows(257, weights)
-    total, sums = lm(0.5)(b, w, jax.tree.map(lambda _: None, w), batch, None)
+    total, sums = evaluate(b, lm(0.5), w, jax.tree.map(lambda _: None, w), batch, None)
     z = np.asarray(logits(b.model, b.config, w, batch.tokens), np.float64)
     log_z = np.log(np.exp(z).sum(-1))
     nll = (log_z - np.take_along_axis(z, np.asarray(batch.targets)[..., None], -1)[..., 0]) * weights
@@ -65,4 +65,4 @@ def test_unscored_targets_do_not_matter(tmp_path):
     batch = rows(257, weights)
     other = dataclasses.replace(batch, targets=batch.targets.at[:, -1].set(5))
     none = jax.tree.map(lambda _: None, w)
-    assert float(lm()(b, w, none, batch, None)[0]) == float(lm()(b, w, none, other, None)[0])
+    assert float(evaluate(b, lm(), w, none, batch, None)[0]) == float(evaluate(b, lm(), w, none, other, None)[0])

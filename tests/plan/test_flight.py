@@ -2,13 +2,13 @@
 
 import pytest
 
+from meshloom.parallel.schedules import make
+from meshloom.parallel.slots import compile
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
 from meshloom.plan.flight import fits, flight
 from meshloom.plan.memory import kept
 from meshloom.runner.run import How
-from meshloom.runner.schedules import make
-from meshloom.runner.slots import compile
 from programs import config
 
 

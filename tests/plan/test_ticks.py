@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
+from meshloom.parallel.schedules import make, rows
 from meshloom.plan.ticks import compare, show, timeline
 from meshloom.plan.timeline import Flight, Ring, study
-from meshloom.runner.schedules import make, rows
 
 CASES = [("gpipe", 4, 8), ("1f1b", 4, 16), ("zb", 3, 7), ("interleaved3", 4, 8), ("1f1b", 12, 100), ("zb", 1, 1)]
 

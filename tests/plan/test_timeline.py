@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
+from meshloom.parallel.schedules import make
+from meshloom.parallel.simulate import RECOMPUTE, STASH, WAYS
 from meshloom.plan.page import WIDTH
 from meshloom.plan.timeline import COLOURS, TITLES, Study, asked, compose, draw, shade, study
-from meshloom.runner.schedules import make
-from meshloom.runner.simulate import RECOMPUTE, STASH, WAYS
 
 CASES = {
     "1f1b": [("1f1b", 4, 16)],

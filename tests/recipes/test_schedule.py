@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from meshloom.parallel.schedules import make, read, rows
 from meshloom.recipes.load import load_recipe
 from meshloom.recipes.schedule import asked, show
-from meshloom.runner.schedules import make, read, rows
 
 OWN = "F0,F1,,B0,B1\n,F0+B0,F1,B1\n"
 

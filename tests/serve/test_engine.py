@@ -31,9 +31,11 @@ LAYOUTS = [
     "tensor3d=2x2x2",
     "context=2 ulysses=2",  # idle: the sequence is whole
     "context=2 tensor=2 sequence",
+    "pipe=2",  # the stages share the rows
+    "pipe=2 tensor=2 zero1=2",
 ]
 ROTARY = Rope(theta=500.0, kind="llama3", factor=4.0, original=8)
-SIZES = dict(layers=1, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
+SIZES = dict(layers=2, embed=16, heads=4, vocab=61, vocab_multiple=32, max_seq=64, init_std=0.3)
 # the window (5) is shorter than any text here; kv_heads 2 and 1 are fewer than tensor=4; 61 is odd; the second is alternating and untied
 WINDOW = llama.Config(**SIZES, variant="qwen3", qk_norm=True, qkv_bias=True, o_bias=True, kv_heads=2, ffn=32, window=5, rope=ROTARY)
 MIXED = llama.Config(

@@ -25,7 +25,16 @@ def test_nothing_scored_is_no_number():
 
 def test_batch_and_layout_do_not_matter(tmp_path):
     got = {}
-    for spelling, rows in (("", 1), ("", 3), ("", 16), ("data=2", 4), ("zero3=4 tensor=2", 4), ("tensor3d=8", 4)):
+    for spelling, rows in (
+        ("", 1),
+        ("", 3),
+        ("", 16),
+        ("data=2", 4),
+        ("zero3=4 tensor=2", 4),
+        ("tensor3d=8", 4),
+        ("pipe=2 tensor=2", 4),
+        ("pipe=2:gpipe zero3=2", 12),
+    ):
         config = recipe(tmp_path, layout=spelling)
         chosen = launch.choose(config)
         sets = launch.prepare(config, chosen.config.vocab, progress=False).sets

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from jax.sharding import PartitionSpec
 
@@ -17,6 +17,8 @@ KEPT = ("live", "step", "grad", "rest")
 ATTENTION = ("heads", "kv_heads", "head", "query_rank", "latent", "key_rank", "key_value", "value")
 INSIDE = frozenset((*ATTENTION, "ffn", "router", "expert", "expert_ffn"))
 """Axes of what a layer computes in its work region, where activations are split over `Layout.work`."""
+PIPE = "pipe"
+"""The mesh axis whose devices run different layers (parallel/pipe.py)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Layout:
                 raise ValueError(f"Mesh axis '{name}' is asked for twice, with {sizes[name]} and with {size} devices. Give it once.")
         tables = {t: _union(getattr(self, t), getattr(other, t)) for t in TABLES}
         options = {**self.options, **other.options}
-        return Layout(sizes, platform=self.platform, options=options, **{**tables, **_nested(tables, _square(options))})
+        return Layout(sizes, platform=self.platform, options=options, **_nested(tables, _square(options)))
 
     @property
     def devices(self) -> int:
@@ -102,6 +104,17 @@ class Layout:
         return rows, cols, self.sizes[rows]
 
     @property
+    def stages(self) -> int:
+        """Stages of a pipeline; 1 for none."""
+        return self.size(self.live.get("layer", ()))
+
+    @property
+    def within(self) -> "Layout":
+        """The layout that one stage of a pipeline sees."""
+        tables = {t: {name: tuple(a for a in axes if a != PIPE) for name, axes in getattr(self, t).items()} for t in TABLES}
+        return replace(self, **tables) if PIPE in self.sizes else self
+
+    @property
     def work(self) -> tuple[str, ...]:
         """Mesh axes that split a layer's work on the same tokens: those of the live weights (tensor parallelism) that split no tokens."""
         return tuple(dict.fromkeys(axis for axes in self.live.values() for axis in axes if axis not in self.tokens))
@@ -122,8 +135,10 @@ class Layout:
 
     def entries(self, table: str, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Mesh axes that split each axis of an array with these names under one table. A matrix whose products stream it stays split over the
-        square's rows while its layer runs."""
+        square's rows while its layer runs; over a pipeline, embed is split in the matrices of layers alone."""
         found = [self.splits(table, name) for name in axes]
+        if PIPE in getattr(self, table).get("embed", ()) and "embed" in axes and not INSIDE & set(axes):
+            found[axes.index("embed")] = tuple(a for a in found[axes.index("embed")] if a != PIPE)
         if table == "live" and self.square and "embed" in axes and INSIDE & set(axes):
             found[axes.index("embed")] = (self.square[0], *found[axes.index("embed")])
         return found
@@ -143,13 +158,18 @@ class Layout:
         return PartitionSpec(*(mesh_axes or None for mesh_axes in entries))
 
     def gathered(self, before: str, after: str, axes: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-        """Which axis of an array with these names is split under table `before` and not under `after`, and by which mesh axes: along it the array
-        is gathered on the way there, and scattered on the way back.  Returns (0, ()) where nothing moves."""
-        pairs = zip(self.entries(before, axes), self.entries(after, axes), strict=True)
-        found = [(at, tuple(a for a in have if a not in want)) for at, (have, want) in enumerate(pairs)]
+        """Which axis of an array with these names is split under table `before` and over no axis under `after`, and by which mesh axes: along it
+        the array is gathered on the way there, and scattered on the way back.  Returns (0, ()) where nothing moves."""
+        kept = {a for want in self.entries(after, axes) for a in want}
+        found = [(at, tuple(a for a in have if a not in kept)) for at, have in enumerate(self.entries(before, axes))]
         found = [one for one in found if one[1]]
         assert len(found) <= 1, f"{' '.join(axes)} would be gathered along several axes from '{before}' to '{after}'"
         return found[0] if found else (0, ())
+
+    def exchanged(self, axes: tuple[str, ...]) -> int | None:
+        """The axis of a layer's array, stacked, that a pipeline's devices split between steps and exchange for whole layers in one; None for none."""
+        split = [at for at, have in enumerate(self.entries("rest", axes)) if PIPE in have]
+        return split[0] if split and axes[0] == "layer" else None
 
     def shard_shape(self, table: str, s: Spec) -> tuple[int, ...]:
         """One device's shape of an array under a table. Sizes that do not divide are refused with a sentence."""
@@ -186,10 +206,11 @@ def _square(options: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _nested(tables: Mapping[str, Table], square: tuple[str, ...]) -> dict[str, Table]:
-    """The tables of parameters with each axis split first by the mesh axes that split it in most tables; by those of a square before all, whose
-    panels are whole parts."""
-    leaves = lambda name, mesh_axis: 0 if mesh_axis in square else sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
-    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in KEPT}
+    """The tables with each axis split first by the mesh axes that split it in most tables; by those of a square before all, whose
+    panels are whole parts; by a pipeline's last, which is exchanged first."""
+    count = lambda name, mesh_axis: sum(mesh_axis not in tables[t].get(name, ()) for t in KEPT)
+    leaves = lambda name, mesh_axis: 0 if mesh_axis in square else count(name, mesh_axis) + (mesh_axis == PIPE) / 2
+    return {t: {name: tuple(sorted(axes, key=lambda a: leaves(name, a))) for name, axes in tables[t].items()} for t in TABLES}
 
 
 ONE_DEVICE = Layout()

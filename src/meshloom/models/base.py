@@ -119,6 +119,8 @@ class Kind(NamedTuple):
     """Whether this layer turns its queries and keys by position."""
     stack: str = ""
     """Which stack of parameters it is in."""
+    tells: bool = False
+    """Whether it tells the objective something beside its output."""
 
 
 def stack_of(layers: Tree, name: str) -> Tree:
@@ -154,7 +156,8 @@ class Ctx:
     """What a block is told beside its input. All local shards.
 
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
-    training. layer: this layer's number, int32. cache, slots: this layer's cache and what all layers share of it, or None.
+    training. layer: this layer's number, int32; before the loop over layers that of each slot of a pipeline's part, else anything. real: whether a
+    layer is there, likewise of each slot, or None: it is. cache, slots: this layer's cache and what all layers share of it, or None.
     documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
     told: what this layer says to the objective beside its output (a router's load), or None.
     """
@@ -169,6 +172,7 @@ class Ctx:
     slots: Slots | None
     documents: jax.Array | None = None
     told: Any = None
+    real: jax.Array | None = None
 
 
 def context(batch: Batch, key: jax.Array | None) -> Ctx:

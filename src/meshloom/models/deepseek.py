@@ -83,7 +83,7 @@ def specs(c: Config) -> Moe:
 
 def kinds(c: Config) -> tuple[Kind, ...]:
     """The stack of each layer."""
-    return tuple(Kind(stack="sparse" if sparse else "dense") for sparse in c.sparse)
+    return tuple(Kind(stack="sparse" if sparse else "dense", tells=sparse) for sparse in c.sparse)
 
 
 def rotary(c: Config, positions: jax.Array) -> tuple[jax.Array, jax.Array]:

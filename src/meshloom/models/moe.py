@@ -102,7 +102,7 @@ def stacked(c: MixtureConfig, dense: Tree, sparse: Tree) -> Layers:
 
 def kinds(c: Config) -> tuple[Kind, ...]:
     """Window and stack of each layer."""
-    return tuple(Kind(c.window, stack="sparse" if sparse else "dense") for sparse in c.sparse)
+    return tuple(Kind(c.window, stack="sparse" if sparse else "dense", tells=sparse) for sparse in c.sparse)
 
 
 def block(c: Config, lay: Layout, kind: Kind, w: Block, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Ctx]:

@@ -25,8 +25,9 @@ class Bound(NamedTuple):
     how: How
 
 
-Objective = Callable[[Bound, Tree, Tree, Batch, Any], tuple[jax.Array, dict[str, jax.Array]]]
-"""bound, w, whole, batch (local rows of one micro-batch), key -> the sum to differentiate over this device's rows, and named sums for the log.
+Objective = Callable[[Bound, Tree, jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
+"""bound, the live weights outside the layers, x [batch, seq, embed] behind the last norm, batch (local rows of one micro-batch) -> the sum to
+differentiate over this device's rows, and named sums for the log.
 
 Sums, never means: the step divides once by the global count of scored tokens, so the batch cut cannot change the result.
 """
@@ -35,16 +36,23 @@ Sums, never means: the step divides once by the global count of scored tokens, s
 def lm(z_loss: float = 0.0) -> Objective:
     """Next-token cross-entropy, natural log.  z_loss: coefficient of logsumexp squared (PaLM, arXiv 2204.02311)."""
 
-    def objective(bound: Bound, w: Tree, whole: Tree, batch: Batch, key: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        model, c, lay, how = bound
-        x, outer, _, told = hidden(model, c, lay, w, whole, batch.tokens, context(batch, key), how)
+    def objective(bound: Bound, outer: Tree, x: jax.Array, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        c, lay = bound.config, bound.layout
         x = put(lay, "btd->BTD", x).reshape(-1, c.embed)
         axes = lay.acts.get("vocab", ())
         targets, weights = (put(lay, "bT->BT", a) for a in (batch.targets, batch.weights))
         head = whole_embed(lay, unembed(outer))
         chunks = chunk_count(x.shape[0], head.shape[0], lay.platform)
         sums = cross_entropy(x, head, targets.reshape(-1), weights.reshape(-1), vocab=c.vocab, axes=axes, chunks=chunks, z_loss=z_loss)
-        extra, more = model.extra(c, lay, told)
-        return sums.total + extra, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(weights), **more}
+        return sums.total, {"loss": sums.nll, "z": sums.square, "correct": sums.correct, "tokens": jnp.sum(weights)}
 
     return objective
+
+
+def evaluate(bound: Bound, objective: Objective, w: Tree, whole: Tree, batch: Batch, key: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """An objective of a model's output, with what its layers add to it.  w, whole: as `runner.forward.hidden` takes them.  Returns as an objective."""
+    model, c, lay, how = bound
+    x, outer, _, told = hidden(model, c, lay, w, whole, batch.tokens, context(batch, key), how)
+    total, sums = objective(bound, outer, x, batch)
+    extra, more = model.extra(c, lay.within, told)
+    return total + extra, {**sums, **more}

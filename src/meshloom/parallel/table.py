@@ -9,6 +9,7 @@ from meshloom.parallel.base import Asked, Strategy, divisors
 from meshloom.parallel.context import CONTEXT
 from meshloom.parallel.data import DATA
 from meshloom.parallel.expert import EXPERT
+from meshloom.parallel.pipe import PIPELINE
 from meshloom.parallel.sequence import SEQUENCE
 from meshloom.parallel.tensor1d import TENSOR
 from meshloom.parallel.tensor2d import TENSOR2D
@@ -18,7 +19,8 @@ from meshloom.parallel.ulysses import ULYSSES
 from meshloom.parallel.zero import strategy as zero
 
 STRATEGIES = {
-    s.name: s for s in (DATA, zero(1), zero(2), zero(3), EXPERT, CONTEXT, ULYSSES, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)
+    s.name: s
+    for s in (PIPELINE, DATA, zero(1), zero(2), zero(3), EXPERT, CONTEXT, ULYSSES, TENSOR3D, TENSOR25D, TENSOR2D, TENSOR, SEQUENCE)
 }
 """In the order of the mesh, outermost first."""
 STAGES = tuple(f"zero{stage}" for stage in (1, 2, 3))
@@ -73,7 +75,7 @@ def _word(s: Strategy, word: str, spelling: str) -> Asked:
     if "" in options or len(set(options)) < len(options):
         raise ValueError(f"'{word}' in layout '{spelling}' gives an option twice, or none behind its colon or comma. Give each once.")
     for option in options:
-        if option not in s.options:
+        if option not in s.options and not s.also(option):
             near = nearest(option, s.options)
             known = f"It has: {', '.join(s.options)}." if s.options else "It has none."
             guess = f" Did you mean '{near}'?" if near else ""

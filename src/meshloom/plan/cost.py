@@ -1,14 +1,19 @@
 """What one step of a model moves between devices under a layout: the sum of its strategies' formulas, and how that compares with a compiled program."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from meshloom.core.layout import Layout
 from meshloom.core.order import padded
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
+from meshloom.runner.pipeline import placed
+from meshloom.runner.place import ranks
 from meshloom.runner.run import How, stacks
 
 SUMS = 4
@@ -28,7 +33,7 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         )
     told = model.told(c)
     return Shapes(
-        specs=model.specs(c),
+        specs=as_run(model, c, layout),
         config=c,
         layout=layout,
         rows=sequences // (micro * layout.size(layout.batch)),
@@ -44,6 +49,19 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         windows=tuple(kind.window for kind in model.kinds(c)),
         packed=packed,
     )
+
+
+def as_run(model: Model, c: Any, layout: Layout) -> Tree:
+    """The specs with as many layers in each stack as a pipeline's stages have slots for, together."""
+    where = placed(model, c, layout)
+    if where is None:
+        return model.specs(c)
+
+    def one(path: str, s: Spec) -> Spec:
+        found = ranks(where, path)
+        return s if found is None else replace(s, shape=(found.size, *s.shape[1:]), used=(found.size, *s.used[1:]))
+
+    return map_named(one, model.specs(c), is_leaf=is_spec)
 
 
 def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:

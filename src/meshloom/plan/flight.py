@@ -3,9 +3,9 @@
 from typing import Any
 
 from meshloom.parallel.base import Shapes
+from meshloom.parallel.slots import Table
 from meshloom.plan.memory import kept
 from meshloom.plan.timeline import Flight, Ring
-from meshloom.runner.slots import Table
 
 HOLDS = {
     "kept": "inputs, from F to B",

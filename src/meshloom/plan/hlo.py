@@ -16,6 +16,8 @@ _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s+(?:\([^\n]*)?\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.\-]+)\s+=\s+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_SOMETIMES = re.compile(r"ticks_(\d+)_of_(\d+)")
+"""What a loop of a pipeline says of work that only some of its ticks do (runner/pipeline.py)."""
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"\}')
 
 
@@ -102,6 +104,10 @@ def _walk(
         called = _CALLED.findall(op.rest) + [c.strip().lstrip("%") for m in _BRANCHES.findall(op.rest) for c in m.split(",")]
         inside = [c for c in called if c in bodies and _moves(c, bodies, moves)]
         if not inside:
+            continue
+        if op.name == "conditional" and (said := _SOMETIMES.search(op.rest)):
+            for other in inside:
+                _walk(other, times * int(said[1]) // int(said[2]), bodies, groups, sizes, found, moves)
             continue
         if op.name == "conditional":
             raise ValueError(

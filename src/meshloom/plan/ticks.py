@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from meshloom.parallel.schedules import LETTERS, Op, spell
+from meshloom.parallel.simulate import WAYS
+from meshloom.parallel.slots import segments
 from meshloom.plan.timeline import DOES, TITLES, Study, asked, holds, shade
-from meshloom.runner.schedules import LETTERS, Op, spell
-from meshloom.runner.simulate import WAYS
-from meshloom.runner.slots import segments
 
 IDLE = "\u00b7"
 PLAIN = ("white on blue", "black on green", "black on yellow")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from meshloom.parallel.schedules import LETTERS, Schedule, W
+from meshloom.parallel.simulate import RECOMPUTE, STASH, WAYS, Simulated, simulate, times
+from meshloom.parallel.slots import Table, compile
 from meshloom.plan.page import INK, PAPER, SOFT, WIDTH, Page, box, heading, page, text, width, write
-from meshloom.runner.schedules import LETTERS, Schedule, W
-from meshloom.runner.simulate import RECOMPUTE, STASH, WAYS, Simulated, simulate, times
-from meshloom.runner.slots import Table, compile
 
 
 class Ring(NamedTuple):

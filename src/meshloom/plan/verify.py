@@ -38,12 +38,13 @@ tensor), the weights after the last step (L2 norm, worst tensor). Sums in anothe
 divides by its own root mean square makes more of it."""
 
 
-def shrink(model: Model, c: Any) -> Any:
+def shrink(model: Model, c: Any, least: int = 2) -> Any:
     """A small copy of a model with what makes it odd: its family and options, the ratio of its heads, the remainders of its sizes by powers of
-    two and of its vocabulary by the padding. Layers: two of every repeated unit."""
+    two and of its vocabulary by the padding. Layers: two of every repeated unit, and `least` where there are so many."""
     unit = stacks(model.kinds(c))
-    layers = c.layers if len(unit) > 1 else min(c.layers, 2 * len(unit[0].unit))
-    layers = min(layers, 12)
+    size = len(unit[0].unit)
+    layers = c.layers if len(unit) > 1 else min(c.layers, max(2 * size, -(-least // size) * size))
+    layers = min(layers, max(12, least))
     heads, kv_heads = _heads(c.heads, c.kv_heads)
     head = next(n for n in (8, 16, 32, c.head) if n >= c.head or _turns(c, n))
     sizes = dict(

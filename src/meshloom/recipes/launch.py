@@ -13,6 +13,7 @@ import jax
 from meshloom import __version__
 from meshloom.core.config import dump, to_tree
 from meshloom.core.files import FolderLock, write_text
+from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import padding
 from meshloom.core.tree import Tree
@@ -22,11 +23,13 @@ from meshloom.models.attention import training_row
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
+from meshloom.parallel.pipe import chunks_in
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
+from meshloom.runner.pipeline import placed, table_of
 from meshloom.runner.run import How
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
@@ -66,16 +69,19 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
         spelling = default(len(devices), c)
         said.append(f"layout: {spell(parse(spelling))} (chosen: {len(devices)} device{'s' * (len(devices) > 1)} present)")
     layout = build(spelling, c, config.data.seq, devices[0].platform)
-    mesh = make_mesh(layout, devices)
-    _check_batch(config, layout.size(layout.batch))
+    mesh, micro = make_mesh(layout, devices), micro_batches(config, layout)
+    _check_batch(config.batch.sequences, micro, layout.size(layout.batch))
     check_method(method(config), layout, model.specs(c))
     how = How(runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
-    plan = Plan(mesh, layout, how, config.batch.micro_batches, DTYPES[config.train.precision], packed)
+    plan = Plan(mesh, layout, how, micro, DTYPES[config.train.precision], packed)
     rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
     kinds = dict.fromkeys(model.kinds(c))
     said += dict.fromkeys(training_row(c, layout, kind, rows, config.data.seq, packed, plan.dtype) for kind in kinds)
     said += [line] if (line := padding(layout, config.data.seq)) else []
+    if where := placed(model, c, layout):
+        chosen = f"pipeline: {micro} micro-batch{'es' * (micro > 1)} (chosen; batch.micro_batches says how many)"
+        said += [chosen] * (config.batch.micro_batches == "auto") + [line] * bool(line := where.said())
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
@@ -103,13 +109,33 @@ def runner(config: RunConfig, c: Any, platform: str) -> str:
     return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO and config.train.remat == "none" else "scan"
 
 
-def _check_batch(config: RunConfig, shards: int) -> None:
-    """Refuses a micro-batch whose sequences do not divide over the batch's devices."""
-    rows = config.batch.sequences // config.batch.micro_batches
-    if rows % shards:
-        near = max(shards, round(config.batch.sequences / (shards * config.batch.micro_batches)) * shards * config.batch.micro_batches)
+def micro_batches(config: RunConfig, layout: Layout) -> int:
+    """Micro-batches of a step: as the recipe says; else 1, or in a pipeline the most up to 4 a stage that its schedule and the batch admit.
+    Raises ValueError where there are none, or those of the recipe do not fit."""
+    given, shards = config.batch.micro_batches, layout.size(layout.batch)
+    if given != "auto":
+        table_of(layout, given)  # refuses, with the nearest that fit
+        return given
+    if layout.stages == 1:
+        return 1
+    group, rows = layout.stages if chunks_in(layout) > 1 else 1, config.batch.sequences
+    fit = [n for n in range(group, 4 * layout.stages + 1, group) if rows % (n * shards) == 0]
+    if not fit:
+        need = group * shards
         raise ValueError(
-            f"{config.batch.sequences} sequences in {config.batch.micro_batches} micro-batches are {rows} each, which {shards} devices cannot share "
+            f"A batch of {rows} sequences cannot be cut into micro-batches for this pipeline: it takes {group} or a multiple of it, over {shards} devices "
+            f"each. Use batch.sequences that is a multiple of {need}, such as {-(-rows // need) * need}."
+        )
+    return fit[-1]
+
+
+def _check_batch(sequences: int, micro: int, shards: int) -> None:
+    """Refuses a micro-batch whose sequences do not divide over the batch's devices."""
+    rows = sequences // micro
+    if rows % shards:
+        near = max(shards, round(sequences / (shards * micro)) * shards * micro)
+        raise ValueError(
+            f"{sequences} sequences in {micro} micro-batches are {rows} each, which {shards} devices cannot share "
             f"evenly. Use batch.sequences: {near}, or other batch.micro_batches."
         )
 

@@ -9,7 +9,7 @@ from meshloom.plan.draw import Drawing, drawing
 from meshloom.plan.page import check
 from meshloom.plan.picture import draw
 from meshloom.plan.sketch import sketch
-from meshloom.recipes.launch import DTYPES, check_length, kept, model_of, runner
+from meshloom.recipes.launch import DTYPES, check_length, kept, micro_batches, model_of, runner
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
 
@@ -45,5 +45,5 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
-    x = shapes(model, c, lay, seq, batch.sequences, batch.micro_batches, how, dtype, packed)
+    x = shapes(model, c, lay, seq, batch.sequences, micro_batches(config, lay), how, dtype, packed)
     return drawing(model, spelling, x, seq, kept(config, model.specs(c)), device)

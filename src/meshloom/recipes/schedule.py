@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from meshloom.parallel.schedules import Schedule, chunks_of, described, make, read, write
 from meshloom.plan import ticks
 from meshloom.plan.page import check
 from meshloom.plan.timeline import Study, draw, study
-from meshloom.runner.schedules import Schedule, chunks_of, described, make, read, write
 
 WIDE = 100
 """Columns where no terminal says how many it has."""

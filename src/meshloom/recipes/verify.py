@@ -1,5 +1,6 @@
 """`meshloom verify`: a recipe's own model, shrunken, trained for a few steps on one device and under every layout, and all of it compared."""
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from meshloom.core.spec import Spec, init, is_spec
 from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import lm
+from meshloom.parallel.pipe import chunks_in
 from meshloom.parallel.table import build, parse
 from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
@@ -102,7 +104,7 @@ def case(config: RunConfig) -> Case:
     What saves traffic between replicas is left out: layouts are compared by steps that are equal under all of them."""
     model, full, _ = model_of(config)
     runner = "scan" if config.train.runner == "auto" else config.train.runner
-    micro = min(config.batch.micro_batches, 2)
+    micro = 1 if config.batch.micro_batches == "auto" else min(config.batch.micro_batches, 2)
     config = config.model_copy(update={"optimizer": plain(config.optimizer)})
     return Case(model, full, shrink(model, full), config, How(runner, config.train.remat), micro, 8 * micro)
 
@@ -119,7 +121,7 @@ def about(x: Case) -> str:
 def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spelling: None) -> Iterator[Row]:
     """The row of each layout, one after another.  Raises ValueError where a layout is not one, or needs more devices than there are."""
     say("one device")
-    one = run(x, "", steps)
+    x, ones = big_enough(x, layouts), {}
     for spelling in layouts:
         say(spelling)
         parse(spelling)
@@ -133,9 +135,30 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
         except ValueError as why:
             yield refused(spelling, f"The model admits it, its shrunken copy does not: {why}")
             continue
-        got = run(x, spelling, steps)
-        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, x.sequences, x.micro, x.how, "float32", _packed(x)))
-        yield row(spelling, got, one, compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+        own = cut_for(x, layout)
+        if own.micro not in ones:  # what experts' losses see of a batch is a micro-batch
+            ones[own.micro] = run(own, "", steps)
+        got = run(own, spelling, steps)
+        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, own.sequences, own.micro, x.how, "float32", _packed(x)))
+        yield row(spelling, got, ones[own.micro], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+
+
+def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
+    """The case with as many layers and rows as the layouts need, the same for all of them."""
+    rows, parts = [x.sequences], [2]
+    for spelling in layouts:
+        try:
+            layout = build(spelling, x.full, x.config.data.seq)
+        except ValueError:
+            continue  # refused below, with this sentence
+        rows.append(cut_for(x, layout).micro * layout.size((*layout.batch, *layout.inner)))
+        parts.append(layout.stages * chunks_in(layout))
+    return x._replace(small=shrink(x.model, x.full, max(parts)), sequences=math.lcm(*rows))
+
+
+def cut_for(x: Case, layout: Layout) -> Case:
+    """The case with micro-batches that a layout can run: in a pipeline a multiple of its stages."""
+    return x._replace(micro=math.lcm(x.micro, layout.stages) if layout.stages > 1 else x.micro)
 
 
 def row(spelling: str, got: Outcome, one: Outcome, lines: list, weights: bool = True) -> Row:

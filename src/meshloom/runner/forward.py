@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from meshloom.core.layout import ONE_DEVICE, Layout
-from meshloom.core.leaf import live, whole_rows
-from meshloom.core.spec import is_spec
+from meshloom.core.leaf import whole_rows
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Model, unembed
+from meshloom.runner.gather import outer_weights, outside
+from meshloom.runner.pipeline import stage_of, through
 from meshloom.runner.run import How, Layers, run
 
 
@@ -21,10 +22,10 @@ def hidden(
 
     w, whole: the step's weights and, where ZeRO-2 has gathered them, their whole copies (a tree of None elsewhere). ctx.rotary is filled here.
     """
-    specs = model.specs(c)
-    outer = jax.tree.map(
-        lambda s, a, b: live(lay, s.axes, a, b, ctx.samples), _outside(specs), _outside(w), _outside(whole), is_leaf=is_spec
-    )
+    outer = outer_weights(model.specs(c), lay, outside(w), outside(whole), ctx.samples)
+    if stage := stage_of(model, c, lay, how):
+        x, told = through(stage, w, whole, tokens, ctx)
+        return model.final(c, lay, outer, x), outer, None, told
     ctx = replace(ctx, rotary=model.rotary(c, ctx.positions), documents=whole_rows(lay, ctx.segments))
     x = model.embed(c, lay, outer, tokens, ctx)
     x, cache, told = run(model, c, lay, Layers(w.layers, whole.layers, ctx.cache), x, replace(ctx, cache=None), how)
@@ -41,8 +42,3 @@ def logits(
     nothing = jax.tree.map(lambda _: None, w)
     x, outer, _, _ = hidden(model, c, ONE_DEVICE, w, nothing, tokens, ctx, How())
     return jnp.einsum("btd,vd->btv", x, unembed(outer)[: c.vocab], preferred_element_type=jnp.float32)
-
-
-def _outside(tree: Tree) -> Tree:
-    """The model without its layers."""
-    return replace(tree, layers=None)

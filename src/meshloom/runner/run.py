@@ -92,9 +92,13 @@ class Layers(NamedTuple):
     cache: Tree
 
 
-def run(model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How) -> tuple[jax.Array, Tree, Tree]:
-    """x through every layer.  x: (batch seq embed) -> same; the layers' caches, stacked as they came; and what the layers told that did, stacked."""
-    layer, kinds = _layer(model, c, lay, how), model.kinds(c)
+def run(
+    model: Model, c: Any, lay: Layout, layers: Layers, x: jax.Array, ctx: Ctx, how: How, slots: tuple[Kind, ...] | None = None
+) -> tuple[jax.Array, Tree, Tree]:
+    """x through every layer.  x: (batch seq embed) -> same; the layers' caches, stacked as they came; and what the layers told that did, stacked.
+    slots: of a pipeline's part (runner/place.py), whose layers run in place of all; ctx then says which these are."""
+    layer, kinds = _layer(model, c, lay, how), slots or model.kinds(c)
+    ctx = ctx if slots else dataclasses.replace(ctx, layer=0, real=None)
     caches, told = [], []
     for part in stacks(kinds):
         x, cache, said = RUNNERS[how.runner](layer, part, _cut(layers, part, kinds), x, ctx)
@@ -134,7 +138,10 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
 
         if how.remat != "none" or gathered or how.runner == "scan":
             apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=seen)
-        return apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
+        y, cache, told = apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
+        if ctx.real is None:
+            return y, cache, told
+        return jnp.where(ctx.real, y, x), cache, jax.tree.map(lambda a: jnp.where(ctx.real, a, jnp.zeros_like(a)), told)
 
     return layer
 
@@ -165,14 +172,14 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
         return _unroll(layer, part, layers, x, ctx)
     n, names = len(part.unit), [kind.stack for kind in part.unit]
 
-    def unit(x: jax.Array, given: tuple[Layers, jax.Array]) -> tuple[jax.Array, tuple[Tree, Tree]]:
-        weights, first = given
+    def unit(x: jax.Array, given: tuple[Layers, Any]) -> tuple[jax.Array, tuple[Tree, Tree]]:
+        weights, numbers = given
         caches, told = [], []
         for i, (kind, name) in enumerate(zip(part.unit, names)):
             at = None if names.count(name) == 1 else names[:i].count(name)
             cache = weights.cache if n == 1 else jax.tree.map(lambda a, i=i: a[i], weights.cache)
             mine = Layers(weights.w[name], weights.whole[name], cache)
-            x, cache, said = layer(kind, at, mine, x, dataclasses.replace(ctx, layer=first + i if i else first), False)
+            x, cache, said = layer(kind, at, mine, x, _numbered(ctx, numbers, i), False)
             caches.append(cache)
             told.append(said)
         return x, (caches[0], told[0]) if n == 1 else (_stacked(caches), _stacked(told))
@@ -182,9 +189,26 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
 
     w, whole = ({name: by_unit(tree, names.count(name)) for name, tree in weights.items()} for weights in layers[:2])
     units = Layers(w, whole, by_unit(layers.cache, n))
-    x, ys = lax.scan(unit, x, (units, part.start + n * jnp.arange(part.repeat)))
+    x, ys = lax.scan(unit, x, (units, _numbers(ctx, part)))
     caches, told = ys if n == 1 else jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), ys)
     return x, caches, told
+
+
+def _numbers(ctx: Ctx, part: Stack) -> Any:
+    """What `_numbered` reads, with a leading axis of the part's units: the number of a unit's first layer; in a pipeline's part each layer's, and whether
+    it is there."""
+    n = len(part.unit)
+    if jnp.ndim(ctx.layer) == 0:
+        return part.start + n * jnp.arange(part.repeat)
+    return jax.tree.map(lambda a: a[part.start : part.start + n * part.repeat].reshape(part.repeat, n), (ctx.layer, ctx.real))
+
+
+def _numbered(ctx: Ctx, numbers: Any, i: int) -> Ctx:
+    """The context of layer i of a unit."""
+    if not isinstance(numbers, tuple):
+        return dataclasses.replace(ctx, layer=numbers + i if i else numbers)
+    layer, real = jax.tree.map(lambda a: a[i], numbers)
+    return dataclasses.replace(ctx, layer=layer, real=real)
 
 
 def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
@@ -193,10 +217,11 @@ def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx
     names = [part.unit[i % len(part.unit)].stack for i in range(count)]
     w, whole = (_in_order(trees, names) for trees in layers[:2])
     cache = as_list(layers.cache, count)
+    numbers = part.start if jnp.ndim(ctx.layer) == 0 else jax.tree.map(lambda a: a[part.start :], (ctx.layer, ctx.real))
     caches, told = [], []
     for i in range(count):
         kind = part.unit[i % len(part.unit)]
-        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, dataclasses.replace(ctx, layer=part.start + i), True)
+        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, _numbered(ctx, numbers, i), True)
         caches.append(new)
         told.append(said)
     return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches), _stacked(told)

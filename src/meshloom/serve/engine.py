@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from meshloom.core.compress import exact
-from meshloom.core.layout import Layout
+from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import dot, put, whole_embed
 from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
@@ -122,8 +122,12 @@ def make_engine(model: Model, c: Any, mesh: Mesh | None, layout: Layout, dtype: 
 
 
 def serving(lay: Layout, gather: str = "layer") -> Layout:
-    """A training layout for generation: the sequence is whole, no weight has a gradient that would lie elsewhere, and nothing is rounded."""
+    """A training layout for generation: the sequence is whole, no weight has a gradient that would lie elsewhere, and nothing is rounded.
+    The devices of a pipeline, which would wait for each other at every token, share the rows instead, and layers are gathered as under ZeRO-3."""
     lay = exact(lay.without("seq", "whole_seq", "attend_seq"))
+    if lay.stages > 1:
+        inside, acts = lay.within, {**lay.within.acts, "batch": (PIPE, *lay.batch)}
+        lay = dataclasses.replace(lay, step={**inside.step, "embed": lay.rest["embed"]}, live=inside.live, acts=acts)
     step = {"layer": lay.step, "once": lay.live}[gather]
     return dataclasses.replace(lay, step=step, grad=step, options={})
 

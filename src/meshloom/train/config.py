@@ -1,6 +1,6 @@
 """The training sections of a recipe: optimizer, schedule, train, batch, checkpoint, eval, sample, log."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -214,12 +214,12 @@ class BatchConfig(Section):
 
     sequences: int = Field(default=8, ge=1)
     """Sequences in one step, over all devices and micro-batches."""
-    micro_batches: int = Field(default=1, ge=1)
-    """Parts that the batch is cut into, one after another, to save memory. It never changes the result."""
+    micro_batches: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Parts that the batch is cut into, one after another. It never changes the result. auto: 1; in a pipeline as many as fit, up to 4 a stage."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.sequences % self.micro_batches:
+        if self.micro_batches != "auto" and self.sequences % self.micro_batches:
             raise ValueError(
                 f"{self.sequences} sequences cannot be cut into {self.micro_batches} equal micro-batches. Use one of {divisors(self.sequences, self.sequences)}."
             )

@@ -7,6 +7,7 @@ each device's share alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,9 +23,12 @@ from meshloom.core.mesh import partitions
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
-from meshloom.objectives.lm import Bound, Objective
+from meshloom.objectives.lm import Bound, Objective, evaluate
 from meshloom.plan.plan import Plan
+from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step
+from meshloom.runner.pipeline import stage_of, table_of
+from meshloom.runner.place import from_stages
 
 
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
@@ -48,18 +52,23 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
     """One device's part of `make_gradient`, before the norm: (local params, local batch, key, scale) -> gradients, sums for the log.
     inside: the layout that gradients are added up in: the plan's; without some axis of the batch, they stay apart along that axis."""
     bound, specs, tokens = Bound(model, c, inside, plan.how), model.specs(c), plan.layout.tokens
+    stage, table = stage_of(model, c, inside, plan.how), table_of(inside, plan.micro)
 
     def share(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict]:
-        w, whole = gather_step(inside, specs, params, plan.dtype)
+        w, whole = gather_step(inside, specs, params, plan.dtype, stage and stage.place)
         scored = sum_over(jnp.sum(batch.weights), tokens)
         count = jnp.maximum(scored, 1)
 
         def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
-            total, sums = objective(bound, w, whole, rows, key)
+            total, sums = evaluate(bound, objective, w, whole, rows, key)
             return total * (scale / count), sums
 
-        grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
+        if stage and table:
+            grads, sums = pipeline.gradient(stage, table, partial(objective, bound), w, whole, batch, key, scale / count)
+        else:
+            grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
         grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
+        grads = from_stages(inside, stage.place, specs, grads) if stage else grads
         return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 
     return share
@@ -104,7 +113,7 @@ def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tu
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     if s.role == "settled":
-        return jnp.zeros(g.shape, g.dtype)
+        return jnp.zeros_like(g)
     dim, axes = lay.gathered("rest", "grad", s.axes)
     g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
     done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}

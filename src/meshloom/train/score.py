@@ -12,9 +12,10 @@ from meshloom.core.compress import exact
 from meshloom.core.mesh import partitions, shardings
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
-from meshloom.objectives.lm import Bound, lm
+from meshloom.objectives.lm import Bound, evaluate, lm
 from meshloom.plan.plan import Plan
 from meshloom.runner.gather import gather_step
+from meshloom.runner.pipeline import placed
 from meshloom.train.gradient import batch_partition, batch_shardings, over_devices
 
 
@@ -45,10 +46,11 @@ def make_score(model: Model, c: Any, plan: Plan) -> Callable[[Tree, Batch], dict
     """(params in the `rest` table, batch [1, batch, seq]) -> the objective's sums over the whole batch. No option of a layout rounds anything here."""
     plan = plan._replace(layout=exact(plan.layout))
     bound, specs, lay, objective = Bound(model, c, plan.layout, plan.how), model.specs(c), plan.layout, lm()
+    where = placed(model, c, lay)
 
     def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
-        w, whole = gather_step(lay, specs, params, plan.dtype)
-        _, sums = objective(bound, w, whole, jax.tree.map(lambda a: a[0], batch), None)
+        w, whole = gather_step(lay, specs, params, plan.dtype, where)
+        _, sums = evaluate(bound, objective, w, whole, jax.tree.map(lambda a: a[0], batch), None)
         return jax.tree.map(lambda a: over_devices(lay, a), sums)
 
     if lay.devices == 1:

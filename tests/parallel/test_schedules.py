@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshloom.runner.schedules import SCHEDULES, Schedule, check, chunks_of, make, read, rows, write
+from meshloom.parallel.schedules import SCHEDULES, Schedule, check, chunks_of, make, read, rows, write
 
 NAMES = ("gpipe", "1f1b", "zb", "interleaved2", "interleaved3", "interleaved4")
 ALL = [(name, stages) for name in NAMES for stages in range(1, 9)]

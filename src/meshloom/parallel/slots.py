@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshloom.runner.schedules import B, F, Op, Schedule, W, arrange, check, groups
+from meshloom.parallel.schedules import B, F, Op, Schedule, W, arrange, check, groups
 
 RINGS = ("inbox", "kept", "grads", "late")
 """The ring buffers."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshloom.runner.schedules import B, F, Op, W, needs
-from meshloom.runner.slots import Table
+from meshloom.parallel.schedules import B, F, Op, W, needs
+from meshloom.parallel.slots import Table
 
 STASH, RECOMPUTE = (1, 1, 1), (1, 2, 1)
 """Usual costs of a whole stage's forward, backward to its input and gradients of its weights: products with weights are as many in each (arXiv

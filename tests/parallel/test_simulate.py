@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from meshloom.runner.schedules import B, F, Op, W, make
-from meshloom.runner.simulate import RECOMPUTE, STASH, WAYS, simulate, times
-from meshloom.runner.slots import compile, forward_only
+from meshloom.parallel.schedules import B, F, Op, W, make
+from meshloom.parallel.simulate import RECOMPUTE, STASH, WAYS, simulate, times
+from meshloom.parallel.slots import compile, forward_only
 
 COSTS = [tuple(Fraction(n) for n in costs) for costs in (STASH, RECOMPUTE, (3, 5, 2))]
 CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved2": 2, "interleaved3": 3, "interleaved4": 4}

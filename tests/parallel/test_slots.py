@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from meshloom.runner.schedules import make
-from meshloom.runner.slots import COLUMNS, RINGS, Table, compile, forward_only, segments
+from meshloom.parallel.schedules import make
+from meshloom.parallel.slots import COLUMNS, RINGS, Table, compile, forward_only, segments
 
 NAMES = {"gpipe": 1, "1f1b": 1, "zb": 1, "interleaved2": 2, "interleaved3": 3, "interleaved4": 4}
 ALL = [(name, stages) for name in NAMES for stages in range(1, 9)]

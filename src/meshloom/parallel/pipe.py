@@ -1,0 +1,72 @@
+"""Pipeline parallelism: each device runs some of the layers, and micro-batches follow each other through them.  Sources: GPipe (Huang et al. 2019,
+arXiv 1811.06965), 1F1B and its interleaved form (Narayanan et al. 2021, arXiv 2104.04473), zero bubble (Qi et al. 2023, arXiv 2401.10241).
+
+In a step a stage has the weights of its own layers; embedding and head are split over the stages by vocabulary, and all stages work on them
+together. Between steps parameters and optimizer state are split along embed, as in ZeRO-1, with all layers in their order: so neither a checkpoint
+nor an optimizer knows of stages, and any number of layers is shared evenly. An exchange takes a matrix [layers, embed / stages] to this stage's
+layers [layers / stages, embed] when a step starts, and its gradient back at the end.
+"""
+
+from meshloom.core.layout import PIPE, Layout
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
+from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of
+
+STASH = "stash"
+
+
+def layout(n: int) -> Layout:
+    """Layers over mesh axis `pipe`, and the vocabulary."""
+    split = {"layer": (PIPE,), "vocab": (PIPE,)}
+    rest = {"embed": (PIPE,), "vocab": (PIPE,)}
+    return Layout({PIPE: n}, rest=rest, step=split, live=split, grad=split, acts={"vocab": (PIPE,)})
+
+
+def schedule_of(options: tuple[str, ...]) -> str:
+    """The schedule that the options of a spelling name."""
+    return next((option for option in options if option != STASH), "1f1b")
+
+
+def chunks_in(lay: Layout) -> int:
+    """Parts of the layers on each stage of a layout's pipeline."""
+    return chunks_of(schedule_of(lay.options.get(PIPE, ())))
+
+
+def check(c, seq: int, asked: Asked) -> None:
+    """Refuses more stages than layers, and two schedules."""
+    given = [option for option in asked.options if option != STASH]
+    if len(given) > 1:
+        raise ValueError(f"A pipeline runs one schedule, and {' and '.join(given)} are asked for. Choose one.")
+    parts = asked.devices * chunks_of(schedule_of(asked.options))
+    if parts > c.layers:
+        raise ValueError(
+            f"{asked.devices} stages of {parts // asked.devices} part{'s' * (parts > asked.devices)} each are more than the model's {c.layers} layers. "
+            f"Use fewer stages, or a schedule with fewer parts."
+        )
+    if c.vocab_padded % asked.devices:
+        raise ValueError(
+            f"A pipeline splits the vocabulary, and {c.vocab_padded} rows (vocab {c.vocab}, padded) cannot be split over {asked.devices} stages. "
+            f"Set model.vocab_multiple to a multiple of {asked.devices}, or use one of {divisors(c.vocab_padded)} stages."
+        )
+    if c.embed % asked.devices:
+        raise ValueError(
+            f"A pipeline keeps parameters split along embed between steps, and embed {c.embed} cannot be split over {asked.devices} stages. "
+            f"Use one of {divisors(c.embed)} stages."
+        )
+
+
+def cost(x: Shapes) -> tuple[Collective, ...]:
+    """Not told yet."""
+    return ()
+
+
+def also(option: str) -> bool:
+    """Whether an option is a schedule with a number of its own: interleaved4."""
+    return bool(INTERLEAVED.fullmatch(option))
+
+
+NAMES = {"interleaved": "interleaved2"}
+OPTIONS = {
+    **{NAMES.get(name, name): row.what for name, row in SCHEDULES.items()},
+    STASH: "a stage keeps what its backward pass needs, and computes nothing again",
+}
+PIPELINE = Strategy(PIPE, layout, check, cost, "each device runs some of the layers", options=OPTIONS, also=also)

@@ -1,0 +1,43 @@
+"""The strategy of pipelines: what it splits, and what it refuses."""
+
+import pytest
+
+from meshloom.parallel.table import build, parse, spell
+from programs import config
+
+
+def test_layers_at_rest_are_in_their_order() -> None:
+    """Between steps every stage has a part of all layers, so that a checkpoint knows nothing of stages."""
+    lay = build("pipe=2 zero1=2 tensor=2", config("llama")[1], 16)
+    assert lay.entries("rest", ("layer", "embed", "ffn")) == [(), ("zero1", "pipe"), ("tensor",)]
+    assert lay.entries("step", ("layer", "embed", "ffn")) == [("pipe",), (), ("tensor",)]
+    assert lay.entries("rest", ("vocab", "embed")) == [("tensor", "pipe"), ("zero1",)]
+    assert lay.gathered("rest", "grad", ("layer", "embed", "ffn")) == (1, ("zero1",)) and lay.exchanged(("layer", "embed", "ffn")) == 1
+    assert lay.exchanged(("layer", "embed")) is None and lay.exchanged(("vocab", "embed")) is None
+    assert lay.stages == 2 and lay.within.stages == 1 and lay.within.acts["vocab"] == ("tensor",)
+
+
+@pytest.mark.parametrize("spelling", ["pipe=2", "pipe=4:gpipe", "pipe=2:interleaved2", "pipe=2:interleaved5", "pipe=4:zb"])
+def test_spellings(spelling) -> None:
+    assert spell(parse(spelling)) == spelling
+
+
+@pytest.mark.parametrize(
+    "spelling, said",
+    [
+        ("pipe=4", "4 stages of 1 part each are more than the model's 2 layers"),
+        ("pipe=2:interleaved2", "2 stages of 2 parts each are more than"),
+        ("pipe=2:gpipe,1f1b", "one schedule, and gpipe and 1f1b are asked for"),
+        ("pipe=2:1f2b", "Did you mean '1f1b'"),
+    ],
+)
+def test_refused(spelling, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(spelling, config("llama")[1], 16)
+
+
+def test_refuses_sizes_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="384 rows .*5 stages.*model.vocab_multiple to a multiple of 5"):
+        build("pipe=5", config("llama", layers=5)[1], 16)
+    with pytest.raises(ValueError, match="embed 32 cannot be split over 3 stages. Use one of 1, 2, 4"):
+        build("pipe=3", config("llama", layers=3)[1], 16)

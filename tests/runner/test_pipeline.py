@@ -1,0 +1,85 @@
+"""Pipelines against one device: loss, all gradients and norm, for schedules, families and what splits a stage."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshloom.core.mesh import make_mesh
+from meshloom.objectives.lm import lm
+from meshloom.parallel.table import build
+from meshloom.plan.plan import Plan
+from meshloom.recipes.verify import QUICK
+from meshloom.runner.run import How
+from meshloom.train.gradient import batch_shardings, make_gradient
+from programs import config, gradient, rows, same, weights
+
+CASES = [
+    # model, layout, micro-batches, layers, runner, remat
+    ("llama", "pipe=2", 4, 2, "scan", "none"),
+    ("llama_untied", "pipe=4:gpipe data=2", 4, 8, "scan", "none"),
+    ("gpt2", "pipe=2:interleaved2 tensor=2 zero1=2", 4, 4, "scan", "none"),
+    ("llama", "pipe=2 tensor=2 sequence zero2=2", 2, 3, "scan", "selective"),
+    ("gpt2", "pipe=2:interleaved2 zero3=2", 4, 7, "unroll", "full"),
+    ("llama", "pipe=2 tensor2d=2x2", 2, 2, "scan", "none"),
+    ("llama", "pipe=2 ulysses=2 zero3=2", 2, 2, "scan", "none"),
+    ("neox", "pipe=2 context=2 data=2", 2, 4, "scan", "none"),
+    ("moe", "pipe=2 expert=2 zero3=2", 2, 4, "scan", "none"),
+    ("moe_mixed", "pipe=2:interleaved2 data=2", 2, 4, "scan", "none"),
+    ("deepseek", "pipe=2 zero1=2", 2, 5, "scan", "none"),
+]
+
+
+@pytest.mark.parametrize("name, spelling, micro, layers, runner, remat", CASES)
+def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat) -> None:
+    more = (("layers", layers),)
+    same(gradient(name, spelling, micro, runner, remat, more=more), gradient(name, "", micro, more=more))
+
+
+def test_dropout_is_the_same_on_any_stage() -> None:
+    more = (("layers", 4), ("dropout", 0.2), ("attention_dropout", 0.1))
+    one = gradient("gpt2", "", 2, more=more)
+    same(gradient("gpt2", "pipe=2:interleaved2 data=2", 2, more=more), one)
+    assert abs(one.loss - gradient("gpt2", "", 2, more=(("layers", 4),)).loss) > 1e-3, "nothing was dropped"
+
+
+def test_micro_batches_of_unequal_token_counts_weigh_by_their_tokens() -> None:
+    """One micro-batch has 2 scored tokens, another all of its: the gradient is that of the batch as one."""
+    model, c = config("llama_plain", layers=4)
+    key, found = None, []
+    for spelling, micro in (("", 1), ("pipe=4", 4), ("pipe=2:interleaved2", 4)):
+        lay = build(spelling, c, 16)
+        plan = Plan(make_mesh(lay), lay, How(), micro, "float32")
+        batch = rows(8, micro)
+        few = np.asarray(batch.weights).reshape(8, -1).copy()
+        few[:2] = 0
+        few[0, :2] = 1
+        batch = jax.tree.map(jax.device_put, _with(batch, few.reshape(batch.weights.shape)), batch_shardings(plan))
+        step = jax.jit(make_gradient(model, c, plan, lm()), compiler_options=QUICK)
+        _, sums, norm = step(_weights(model, c, plan), batch, key, jnp.float32(1))
+        found.append((float(sums["loss"]), float(sums["tokens"]), float(norm)))
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_loss_scale_is_undone() -> None:
+    model, c = config("llama_plain")
+    lay = build("pipe=2", c, 16)
+    plan = Plan(make_mesh(lay), lay, How(), 2, "float32")
+    batch = jax.tree.map(jax.device_put, rows(8, 2), batch_shardings(plan))
+    step = jax.jit(make_gradient(model, c, plan, lm()), compiler_options=QUICK)
+    norms = [float(step(_weights(model, c, plan), batch, None, jnp.float32(scale))[2]) for scale in (1.0, 1024.0)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def _with(batch, weights):
+    from dataclasses import replace
+
+    return replace(batch, weights=weights)
+
+
+def _weights(model, c, plan):
+    from meshloom.core.mesh import shardings
+
+    return jax.tree.map(
+        jax.device_put, weights("llama_plain", (("layers", c.layers),)), shardings(plan.mesh, plan.layout, "rest", model.specs(c))
+    )
