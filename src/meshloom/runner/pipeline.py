@@ -68,8 +68,8 @@ def table_of(lay: Layout, micro: int) -> Table | None:
 @pytree
 class Rings:
     """What a stage keeps from tick to tick. inbox: inputs that have arrived. kept: inputs, from forward to backward. grads: gradients of outputs.
-    late: what a backward leaves for the gradients of weights. Each has one slot more, which dummy work reads and writes. y, dx: what is sent next. layers, outer: gradients, fp32. sums: of the head for the log.
-    told: of each chunk, what its layers tell."""
+    late: what a backward leaves for the gradients of weights. Each has one slot more, which dummy work reads and writes. y, dx: what is sent next.
+    layers, outer: gradients, fp32. sums: of the head, for the log. told: of each chunk, what its layers tell."""
 
     inbox: Array
     kept: Array
@@ -284,11 +284,6 @@ class Step(Part):
         told = jax.tree.map(lambda a: vary(_blank(a, chunks), (PIPE,)), more)
         left = jax.eval_shape(lambda: self.split_pass(x, x, some, some)[1]) if self.splits else None
         late = tuple(vary(_blank(a, (slots["late"] + 1,)), (PIPE,)) for a in jax.tree.leaves(left))
-        import os
-
-        if os.environ.get("SHOW"):
-            for a in jax.tree.leaves(left):
-                print(a)
         rings = Rings(ring("inbox"), ring("kept"), ring("grads"), late, x, x, layers, outer, jax.tree.map(_blank, sums), told)
         return replace(self, later=jax.tree.structure(left)), rings
 
