@@ -5,6 +5,7 @@ same kernels. Everything here sees local shards, so flattening the tokens moves 
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from jax import Array, lax
 from meshloom.core.vary import alike
 
 
-def contract(eq: str, x: Array, w: Array) -> Array:
+def contract(eq: str, x: Array, w: Any) -> Array:
     """einsum(eq, x, w) as one two-dimensional dot, e.g. "btd,dhk->bthk", "bthk,hkd->btd", "btd,vd->btv".
     The summed letters must be x's last ones, and w's first or last ones, in the same order; the rest of x, then of w, is the result.
-    Raises ValueError for any other eq.  Returns x's dtype."""
+    w: an array, or any leaf with `.dot(eq, x)` (an adapter, int8).  Raises ValueError for any other eq.  Returns x's dtype."""
+    if not isinstance(w, jax.Array):
+        return w.dot(eq, x)
     x2, w2, transposed, shape = flat(eq, x, w)
     return _dot(*alike(x2, w2), transposed).reshape(shape)  # type: ignore  # custom_vjp hides its result
 
