@@ -30,6 +30,9 @@ CASES = [
     ("llama", "pipe=2:zb tensor=2 sequence", 4, 4, "scan", "none"),
     ("gpt2", "pipe=2:zb zero3=2", 2, 5, "scan", "full"),
     ("moe_mixed", "pipe=2:zb data=2", 2, 4, "scan", "none"),
+    ("llama", "pipe=2:zb,stash zero1=2", 4, 4, "scan", "none"),
+    ("moe", "pipe=2:interleaved2,stash tensor=2", 2, 4, "scan", "selective"),
+    ("gpt2", "pipe=2:1f1b,stash zero3=2", 2, 2, "unroll", "none"),
 ]
 
 
@@ -86,3 +89,13 @@ def _weights(model, c, plan):
     return jax.tree.map(
         jax.device_put, weights("llama_plain", (("layers", c.layers),)), shardings(plan.mesh, plan.layout, "rest", model.specs(c))
     )
+
+
+def test_what_is_kept_for_the_backward_pass_holds_no_weight() -> None:
+    """A stash takes activations alone: with wider matrices and as many tokens it takes no more."""
+    temp = [
+        gradient("llama_plain", "pipe=2:1f1b,stash", 4, "scan", remat, more=(("layers", 4),)).temp
+        - gradient("llama_plain", "pipe=2", 4, "scan", remat, more=(("layers", 4),)).temp
+        for remat in ("full", "none")
+    ]
+    assert temp[0] < temp[1], "more is kept where nothing is computed again"

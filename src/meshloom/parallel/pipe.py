@@ -12,6 +12,7 @@ from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of
 
 STASH = "stash"
+"""The option to keep what a backward pass needs."""
 
 
 def layout(n: int) -> Layout:

@@ -29,8 +29,9 @@ from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.pipeline import placed, table_of
+from meshloom.runner.pipeline import table_of
 from meshloom.runner.run import How
+from meshloom.runner.stage import placed
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
