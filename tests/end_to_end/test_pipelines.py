@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from meshloom.core.mesh import make_mesh, shardings
+from meshloom.core.mesh import shardings
 from meshloom.core.spec import abstract
 from meshloom.core.tree import named_leaves
-from meshloom.parallel.table import build
 from meshloom.recipes import launch
 from meshloom.recipes.evaluate import evaluate
 from meshloom.recipes.load import load_recipe
