@@ -42,6 +42,13 @@ def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat
     same(gradient(name, spelling, micro, runner, remat, more=more), gradient(name, "", micro, more=more))
 
 
+def test_a_table_of_the_users_own_runs(tmp_path) -> None:
+    """One operation a tick."""
+    file = tmp_path / "mine.csv"
+    file.write_text("F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
+    same(gradient("llama_plain", f"pipe=2:{file}", 2), gradient("llama_plain", "", 2))
+
+
 def test_dropout_is_the_same_on_any_stage() -> None:
     more = (("layers", 4), ("dropout", 0.2), ("attention_dropout", 0.1))
     one = gradient("gpt2", "", 2, more=more)

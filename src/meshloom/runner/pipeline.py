@@ -24,8 +24,7 @@ from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx
-from meshloom.parallel.pipe import STASH, schedule_of
-from meshloom.parallel.schedules import make
+from meshloom.parallel.pipe import STASH, schedule_in
 from meshloom.parallel.slots import Table, compile, forward_only, segments
 from meshloom.runner.gather import outside
 from meshloom.runner.run import Layers
@@ -37,7 +36,7 @@ SHARED = ("enter", "leave", "exit")
 
 def table_of(lay: Layout, micro: int) -> Table | None:
     """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
-    return compile(make(schedule_of(lay.options.get(PIPE, ())), lay.stages, micro)) if lay.stages > 1 else None
+    return compile(schedule_in(lay, micro)) if lay.stages > 1 else None
 
 
 @pytree
