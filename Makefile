@@ -34,11 +34,10 @@ docs: .venv/core.done
 	.venv/bin/python -m meshloom.recipes.settings > docs/settings.md
 
 matrix: .venv/test.done
-	cd tests && ../.venv/bin/python -m layouts.matrix --large --write ../docs/matrix.md $(ARGS)
+	cd tests && ../.venv/bin/python -m layouts.matrix --write ../docs/matrix.md $(ARGS)
 
 pictures: .venv/core.done
 	.venv/bin/python docs/pictures/draw.py
-
 
 parity: .venv-parity/done
 	.venv-parity/bin/python -m pytest -m "parity or realweights" $(ARGS)

@@ -1,9 +1,10 @@
 """Every pair of strategies that can share a mesh, each proven against one device: `make matrix` runs all of it and writes docs/matrix.md.
 
-    python -m layouts.matrix [--write docs/matrix.md] [--model llama] [--large]
+    python -m layouts.matrix [--write docs/matrix.md] [--model llama] [--jobs 2]
 
-The pairs are made from the STRATEGIES table, so a new strategy is in the matrix by having a row in SIZES.  Each pair is one row of `meshloom
-verify`: loss, norm, all gradients and five optimizer steps against one device, bytes stored and collectives against the formulas.
+The pairs are made from the STRATEGIES table, so a new strategy is in the matrix by having a row in SIZES.  Each pair is proven on a dense model and
+on one with experts, those of each kind by turns; every schedule of a pipeline too, with what works inside a stage. A cell is one row of
+`meshloom verify`: loss, norm, all gradients and five optimizer steps against one device, bytes stored and collectives against the formulas.
 """
 
 import argparse
@@ -12,10 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 SIZES = {
+    "pipe": "pipe=2",
     "data": "data=2",
     "zero1": "zero1=2",
     "zero2": "zero2=2",
@@ -30,6 +34,7 @@ SIZES = {
     "tensor3d": "tensor3d=2x2x2",
 }
 """The smallest spelling of each strategy that splits something."""
+DENSE, SPARSE = ("llama", "gpt2"), ("moe", "moe-capacity")
 MODELS = {
     "llama": ("quickstart", "model.variant=qwen3", "model.vocab=385", "model.kv_heads=2", "model.qkv_bias=true", "model.o_bias=true"),
     "gpt2": ("quickstart", "model.family=gpt2", "model.vocab=385", "model.tied=false"),
@@ -37,8 +42,19 @@ MODELS = {
     "moe-capacity": ("moe-small", "model.vocab=385", "model.tied=false", "model.capacity=1.0"),
 }
 """A recipe and what is changed in it: odd vocabularies, grouped key heads, biases, tied and untied, experts dropless and with capacity."""
-LARGE = ("data=2 zero3=2 tensor=4 sequence", "zero3=8 tensor=2", "data=4 zero2=4 tensor=2 sequence", "zero3=16 tensor=2 sequence")
+LARGE = (
+    "data=2 zero3=2 tensor=4 sequence",
+    "zero3=8 tensor=2",
+    "pipe=2:interleaved2 zero1=2 tensor=4 sequence",
+    "data=2 zero2=4 tensor=4 sequence",
+    "pipe=4 zero1=2 tensor=4",
+)
 """Products on 16 and 32 devices."""
+SCHEDULES = ("gpipe", "interleaved2", "zb", "1f1b,stash")
+INSIDE = ("zero1", "zero2", "zero3", "tensor", "sequence", "context", "expert")
+"""What every schedule is proven with, beside the pairs."""
+BATCH = 8
+"""Cells that a process takes at a time."""
 DEVICES = 16
 """Simulated; the suite has 8 and takes its sample from the pairs that fit."""
 
@@ -74,6 +90,16 @@ def pairs() -> Iterator[Pair]:
             yield Pair(first, second, spelling)
 
 
+def cells() -> list[tuple[str, str]]:
+    """All of the matrix as (model, spelling): every pair and product on a dense model and on one with experts, every schedule on one of them."""
+    found = []
+    for i, spelling in enumerate(dict.fromkeys([pair.spelling for pair in pairs() if pair.spelling] + list(LARGE))):
+        found += [(models[i % 2], spelling) for models in (DENSE, SPARSE) if models is SPARSE or "expert" not in spelling]
+    scheduled = [f"{SIZES['pipe']}:{schedule} {SIZES[name]}" for schedule in SCHEDULES for name in INSIDE]
+    models = list(MODELS)
+    return found + [(models[i % 4] if "expert" not in spelling else SPARSE[i % 2], spelling) for i, spelling in enumerate(scheduled)]
+
+
 def sample(every: int, most: int = 8) -> dict[str, list[str]]:
     """A part of the matrix that fits the suite: model -> spellings. One pair in `every` of those on up to `most` devices, the models by turns."""
     from meshloom.parallel.table import devices
@@ -81,7 +107,7 @@ def sample(every: int, most: int = 8) -> dict[str, list[str]]:
     todo = [pair.spelling for pair in pairs() if pair.spelling and pair.first != pair.second and devices(pair.spelling) <= most]
     out: dict[str, list[str]] = {name: [] for name in MODELS}
     for i, spelling in enumerate(todo[::every]):
-        names = [name for name in MODELS if "expert" not in spelling or MODELS[name][0] == "moe-small"]
+        names = SPARSE if "expert" in spelling else list(MODELS)
         out[names[i % len(names)]].append(spelling)
     return out
 
@@ -140,22 +166,36 @@ def page(results: list[Result], seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run(todo: list[tuple[str, str]], jobs: int) -> Iterator[Result]:
+    """The results of cells as they come, from several processes. A process takes a few cells of one model at a time."""
+    batches = [(model, [spelling for name, spelling in todo if name == model]) for model in MODELS]
+    batches = [(model, spellings[i : i + BATCH]) for model, spellings in batches for i in range(0, len(spellings), BATCH)]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_proven, *batch) for batch in batches]):
+            yield from done.result()
+
+
+def _proven(model: str, spellings: list[str]) -> list[Result]:
+    return list(prove(model, spellings))
+
+
 def main() -> int:
     """Runs what was asked for; exit status 1 where a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="the page to write")
     parser.add_argument("--model", choices=MODELS, action="append", help="only these models")
-    parser.add_argument("--large", action="store_true", help="products on 16 and 32 devices too")
+    parser.add_argument("--only", default="", help="only layouts in whose spelling this stands")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     given = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={32 if given.large else DEVICES}"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=32"
     start, results = time.time(), []
-    spellings = [pair.spelling for pair in pairs() if pair.spelling] + (list(LARGE) if given.large else [])
-    for model in given.model or MODELS:
-        for result in prove(model, list(dict.fromkeys(spellings))):
-            print(f"{result.model:8} {result.spelling:40} {result.said}", flush=True)
-            results.append(result)
+    todo = [(model, spelling) for model, spelling in cells() if model in (given.model or MODELS) and given.only in spelling]
+    for result in run(todo, given.jobs):
+        print(f"{result.model:12} {result.spelling:40} {result.said}", flush=True)
+        results.append(result)
     if given.write:
+        results.sort(key=lambda r: todo.index((r.model, r.spelling)))
         given.write.write_text(page(results, time.time() - start), encoding="utf-8")
     return any(r.said != "equal" and not r.said.startswith("refused") for r in results)
 

@@ -35,6 +35,16 @@ def test_pair_equals_one_device(model, spelling) -> None:
     assert result.said == "equal" and result.moved > 0
 
 
+def test_every_pair_is_proven_on_a_dense_model_and_on_one_with_experts() -> None:
+    found = matrix.cells()
+    assert len(set(found)) == len(found)
+    for spelling in (p.spelling for p in matrix.pairs() if p.spelling):
+        on = {name in matrix.SPARSE for name, other in found if other == spelling}
+        assert on == ({True} if "expert" in spelling else {True, False}), spelling
+    scheduled = {spelling for _, spelling in found if any(f":{s} " in spelling for s in matrix.SCHEDULES)}
+    assert len(scheduled) >= len(matrix.SCHEDULES) * len(matrix.INSIDE)
+
+
 def test_large_products_are_legal() -> None:
     _, c, _ = model_of(load_recipe("quickstart"))
     assert {build(spelling, c, 256).devices for spelling in matrix.LARGE} == {16, 32}
