@@ -25,11 +25,11 @@ OURS = "meshloom"
 
 
 class Suite(NamedTuple):
-    """One comparison. programs: name -> (script, job). same: programs whose `key` must agree turn by turn. rounds, warm: turns, usual and quick."""
+    """One comparison. programs: name -> (script, job), and a shape where it is not the comparison's. same: programs whose `key` must agree turn by turn. rounds, warm: turns, usual and quick."""
 
     title: str
     shape: str
-    programs: dict[str, tuple[str, str]]
+    programs: dict[str, tuple[str, ...]]
     same: tuple[str, ...]
     key: str
     unit: str
@@ -61,20 +61,32 @@ SUITES = {
         (5, 3),
         1,
     ),
+    "experts": Suite(
+        "Train step with experts, and the dense one of as many active parameters",
+        "llama",
+        {OURS: ("ours", "train"), "8 experts, 2 a token": ("ours", "train", "experts")},
+        (OURS,),
+        "loss",
+        "tokens",
+        warm=3,
+    ),
 }
 CORES = os.cpu_count() or 1
 
 
 def compare(suite: Suite, quick: bool, tiny: bool, place: Path) -> tuple[str, list[measure.Row]]:
     """Runs one suite.  Returns its part of the page, and the rows."""
-    name = suite.shape + ("-tiny" if tiny else "")
-    shape, weights = SHAPES[name], str(place / "weights")
-    _export(name, weights, place)
+    full = lambda shape: shape + ("-tiny" if tiny else "")
+    name = full(suite.shape)
+    shape = SHAPES[name]
+    for each in {name, *(full(asked[2]) for asked in suite.programs.values() if asked[2:])}:
+        _export(each, str(place / each), place)
     programs: list[Program] = []
     facts: dict[str, Any] = {}
     try:
-        for label, (script, job) in suite.programs.items():
-            command = [sys.executable, str(HERE / f"{script}.py"), job, name, weights]
+        for label, (script, job, *other) in suite.programs.items():
+            own = full(other[0]) if other else name
+            command = [sys.executable, str(HERE / f"{script}.py"), job, own, str(place / own)]
             programs.append(Program(label, command, {}, place / f"{label.replace(' ', '-')}.log"))
             facts[label] = programs[-1].hear()  # one after the other: starting is not what is measured
         answers = interleave(programs, suite.rounds[quick], suite.warm)
@@ -98,6 +110,9 @@ def _about(name: str, suite: Suite, answers: measure.Answers) -> str:
     """The shape, and that the programs did the same."""
     shape = SHAPES[name]
     sizes = ", ".join(f"{k} {v}" for k, v in shape.model.items())
+    if len(suite.same) == 1:
+        other = ", ".join(f"{k} {v}" for k, v in SHAPES["experts"].model.items() if k not in shape.model or shape.model[k] != v)
+        return f"{sizes}; {shape.batch} sequences of {shape.seq} tokens. With experts: {other}. The product's own step in both."
     if suite.key == "loss":
         far = measure.disagreement(answers, suite.same)
         same = f"AdamW, clipping by the global norm, fp32, the same weights and batches: losses agree to {far:.0e} over all steps."
@@ -122,7 +137,7 @@ def begin(quick: bool, tiny: bool) -> str:
 def main(argv: list[str]) -> int:
     """Runs what is asked for, prints it, and writes it where told."""
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("--only", default="gpt,llama,decode,start", help="comma-separated: gpt, llama, decode, start")
+    parse.add_argument("--only", default="gpt,llama,decode,experts,start", help="comma-separated: gpt, llama, decode, experts, start")
     parse.add_argument("--quick", action="store_true", help="three rounds instead of seven")
     parse.add_argument("--tiny", action="store_true", help="tiny models: checks the benchmark, says nothing about speed")
     parse.add_argument("--write", type=Path, help="put the tables into this page")

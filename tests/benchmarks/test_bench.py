@@ -117,6 +117,13 @@ def test_ours_and_theirs_do_the_same_work(tmp_path: Path) -> None:
     assert float(done[0].split("losses agree to ")[1].split()[0]) < 1e-5
 
 
+def test_experts_and_the_dense_model_multiply_as_much_a_token() -> None:
+    """Each token goes through `top` experts: with their widths added up, the MLP is the dense one's."""
+    dense, sparse = bench.SHAPES["llama"].model, bench.SHAPES["experts"].model
+    assert sparse["top"] * sparse["ffn"] == dense["ffn"]
+    assert {k for k in {*dense, *sparse} if dense.get(k) != sparse.get(k)} == {"family", "variant", "experts", "top", "ffn"}
+
+
 def test_the_gpu_check_runs_on_the_cpu(tmp_path: Path) -> None:
     """Small, and without the packages that a GPU machine may lack."""
     code = (
