@@ -25,7 +25,8 @@ OURS = "meshloom"
 
 
 class Suite(NamedTuple):
-    """One comparison. programs: name -> (script, job), and a shape where it is not the comparison's. same: programs whose `key` must agree turn by turn. rounds, warm: turns, usual and quick."""
+    """One comparison. programs: name -> (script, job), and a shape where it is not the comparison's. same: programs whose `key` must agree turn by
+    turn. rounds, warm: turns, usual and quick."""
 
     title: str
     shape: str
@@ -111,7 +112,8 @@ def _about(name: str, suite: Suite, answers: measure.Answers) -> str:
     shape = SHAPES[name]
     sizes = ", ".join(f"{k} {v}" for k, v in shape.model.items())
     if len(suite.same) == 1:
-        other = ", ".join(f"{k} {v}" for k, v in SHAPES["experts"].model.items() if k not in shape.model or shape.model[k] != v)
+        experts = SHAPES[name.replace(suite.shape, "experts")].model
+        other = ", ".join(f"{k} {v}" for k, v in experts.items() if shape.model.get(k) != v)
         return f"{sizes}; {shape.batch} sequences of {shape.seq} tokens. With experts: {other}. The product's own step in both."
     if suite.key == "loss":
         far = measure.disagreement(answers, suite.same)
