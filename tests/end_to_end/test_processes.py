@@ -36,7 +36,7 @@ def start(folder: Path, out: str, *flags: str) -> subprocess.Popen[str]:
 def finish(*runs: subprocess.Popen[str]) -> list[str]:
     """The output of processes that must all succeed; none is left behind, for SIGTERM alone does not end a distributed process."""
     try:
-        told = [run.communicate(timeout=240)[0] for run in runs]
+        told = [run.communicate(timeout=400)[0] for run in runs]
     finally:
         for run in runs:
             run.kill()
@@ -99,5 +99,5 @@ def test_a_pipeline_over_processes_trains_as_one(layout: str, processes: int, de
     together(home, f"pipe{processes}", processes, devices)
     same_run(home / "one", home / f"pipe{processes}")
     if processes == 2:
-        finish(start(home, "pipe2", "--resume", "--devices", "1", "--set", "layout=", "--set", "train.steps=5"))
+        finish(start(home, "pipe2", "--resume", "--devices", "1", "--set", "layout=auto", "--set", "train.steps=5"))
         assert lines(home / "pipe2")[-1]["step"] == 5

@@ -5,7 +5,7 @@ import pytest
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
 from meshloom.plan.memory import working
-from meshloom.plan.stages import pipeline
+from meshloom.plan.stages import Pipeline, pipeline
 from meshloom.recipes.launch import choose, describe_plan, explained
 from meshloom.recipes.load import load_recipe
 from meshloom.runner.run import How
@@ -17,24 +17,31 @@ def asked(spelling: str, micro: int = 8, layers: int = 8, remat: str = "none", s
     return model, shapes(model, c, build(spelling, c, 16), 16, sequences, micro, How("scan", remat), "float32")
 
 
+def found(spelling: str, *more, **given) -> Pipeline:
+    """The pipeline of a layout that has one."""
+    p = pipeline(*asked(spelling, *more, **given))
+    assert p
+    return p
+
+
 def test_none_without_a_pipeline() -> None:
     assert pipeline(*asked("zero1=2")) is None
 
 
 def test_layers_and_idle_time() -> None:
     """1F1B, 4 stages, 8 micro-batches: (p - 1) / (m + p - 1) of the step."""
-    p = pipeline(*asked("pipe=4"))
+    p = found("pipe=4")
     assert p.layers == (((0, 1),), ((2, 3),), ((4, 5),), ((6, 7),)) and p.slots == 2 and p.idle == pytest.approx(3 / 11)
     assert p.said == f"1f1b: 4 stages of 2 layers, 8 micro-batches in {p.ticks} ticks, idle 27.3% of a step"
-    two = pipeline(*asked("pipe=2:interleaved2 data=2"))
+    two = found("pipe=2:interleaved2 data=2")
     assert two.layers == (((0, 1), (4, 5)), ((2, 3), (6, 7))) and two.idle == pytest.approx(0.5 / 8.5)
     assert "2 stages x 2 chunks of 2 layers" in two.said
 
 
 def test_layers_that_do_not_divide_leave_slots_empty() -> None:
-    p = pipeline(*asked("pipe=4", layers=7))
+    p = found("pipe=4", layers=7)
     assert [len(chunks[0]) for chunks in p.layers] == [2, 2, 2, 1] and p.slots == 2
-    assert p.flight.bytes == pipeline(*asked("pipe=4")).flight.bytes, "every stage computes the slots of the fullest"
+    assert p.flight.bytes == found("pipe=4").flight.bytes, "every stage computes the slots of the fullest"
 
 
 def test_a_stage_works_with_its_own_layers() -> None:
@@ -42,17 +49,15 @@ def test_a_stage_works_with_its_own_layers() -> None:
     micro-batches of one size."""
     one, four = (working(*asked(s)) for s in ("", "pipe=4"))
     assert four["gradients"] == pytest.approx(one["gradients"] / 4, rel=0.02) and one["weights"] == 0 < four["weights"] < four["gradients"]
-    model, few = asked("pipe=4", 16, sequences=16)
-    _, many = asked("pipe=4", 64, sequences=64)
-    held = [working(model, x, pipeline(model, x).flight) for x in (few, many)]
+    held = [working(*asked("pipe=4", m, sequences=m), found("pipe=4", m, sequences=m).flight) for m in (16, 64)]
     assert held[0] == held[1] and held[0]["activations"] < one["activations"] and held[0]["in flight"] > 0
 
 
 @pytest.mark.parametrize("spelling, remat", [("pipe=2", "none"), ("pipe=2:interleaved2", "full"), ("pipe=2:gpipe tensor=2", "none")])
 def test_the_estimate_is_near_the_compilers_number(spelling: str, remat: str) -> None:
-    model, x = asked(spelling, 8, layers=4, remat=remat, sequences=32)
-    found = sum(working(model, x, pipeline(model, x).flight).values())
-    ratio = found / gradient("llama", spelling, 8, "scan", remat, sequences=32, more=(("layers", 4),)).temp
+    given = dict(layers=4, remat=remat, sequences=32)
+    held = sum(working(*asked(spelling, 8, **given), found(spelling, 8, **given).flight).values())
+    ratio = held / gradient("llama", spelling, 8, "scan", remat, sequences=32, more=(("layers", 4),)).temp
     assert 0.5 < ratio < 2, ratio
 
 
