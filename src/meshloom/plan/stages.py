@@ -9,7 +9,8 @@ from meshloom.parallel.pipe import STASH as STASHED
 from meshloom.parallel.simulate import RECOMPUTE, STASH, simulate
 from meshloom.plan.flight import flight
 from meshloom.plan.timeline import Flight
-from meshloom.runner.pipeline import placed, table_of
+from meshloom.runner.pipeline import table_of
+from meshloom.runner.stage import placed
 
 
 class Pipeline(NamedTuple):
