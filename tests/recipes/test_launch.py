@@ -41,7 +41,7 @@ def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
         ),
         (
             {"layout": "pipe=2:interleaved2", "model": {"layers": 4}, "batch": {"sequences": 6, "micro_batches": 3}},
-            r"groups of 2, and 3 .*The nearest that fit: 2 and 4",
+            r"groups of 2, and 3 .*The nearest that fit: 2 or 4",
         ),
         (
             {"layout": "pipe=2:interleaved2 data=2", "model": {"layers": 4}, "batch": {"sequences": 6}},
