@@ -27,6 +27,9 @@ CASES = [
     ("moe", "pipe=2 expert=2 zero3=2", 2, 4, "scan", "none"),
     ("moe_mixed", "pipe=2:interleaved2 data=2", 2, 4, "scan", "none"),
     ("deepseek", "pipe=2 zero1=2", 2, 5, "scan", "none"),
+    ("llama", "pipe=2:zb tensor=2 sequence", 4, 4, "scan", "none"),
+    ("gpt2", "pipe=2:zb zero3=2", 2, 5, "scan", "full"),
+    ("moe_mixed", "pipe=2:zb data=2", 2, 4, "scan", "none"),
 ]
 
 

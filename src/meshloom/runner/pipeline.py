@@ -19,8 +19,10 @@ import numpy as np
 from jax import Array, lax
 
 from meshloom.core.batch import Batch
+from meshloom.core.late import waits
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import whole_rows
+from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx, Model, context
@@ -66,12 +68,13 @@ def table_of(lay: Layout, micro: int) -> Table | None:
 @pytree
 class Rings:
     """What a stage keeps from tick to tick. inbox: inputs that have arrived. kept: inputs, from forward to backward. grads: gradients of outputs.
-    Each has one slot more, which dummy work reads and writes. y, dx: what is sent next. layers, outer: gradients, fp32. sums: of the head for the log.
-    told: of each chunk, what its layers tell."""
+    late: what a backward leaves for the gradients of weights. Each has one slot more, which dummy work reads and writes. y, dx: what is sent next.
+    layers, outer: gradients, fp32. sums: of the head, for the log. told: of each chunk, what its layers tell."""
 
     inbox: Array
     kept: Array
     grads: Array
+    late: tuple[Array, ...]
     y: Array
     dx: Array
     layers: Tree
@@ -143,11 +146,11 @@ class Part:
         live = outer_weights(s.model.specs(s.config), s.layout, outer, outside(self.whole), rows.samples)
         return head(live, s.model.final(s.config, s.layout, live, x), rows)
 
-    def part(self, weights: Tree, x: Array, m: Array, v: Array) -> tuple[Array, Tree]:
-        """x through this stage's chunk v, and what its layers told."""
+    def part(self, weights: Tree, x: Array, m: Array, v: Array, late: Array | None = None) -> tuple[Array, Tree]:
+        """x through this stage's chunk v, and what its layers told.  late: as in models.base.Ctx."""
         s, ctx = self.s, context(self.rows(m), self.key)
         numbers = jnp.asarray(s.place.layers)[self.stage, v]
-        where = replace(ctx, layer=jnp.maximum(numbers, 0), real=numbers >= 0 if s.place.masked else None)
+        where = replace(ctx, layer=jnp.maximum(numbers, 0), real=numbers >= 0 if s.place.masked else None, late=late)
         ctx = replace(where, rotary=s.model.rotary(s.config, ctx.positions), documents=whole_rows(s.layout, ctx.segments))
         layers = Layers(weights, self.chunk(self.whole.layers, v), None)
         y, _, told = run(s.model, s.config, s.layout.within, layers, x, ctx, s.how, s.place.kinds)
@@ -187,10 +190,12 @@ class Part:
 @dataclass(frozen=True)
 class Step(Part):
     """The slots of a training step.  head: (live weights outside the layers, x behind the last norm, rows) -> the sum to differentiate, and named sums.
-    share: the factor of that sum."""
+    share_of: the factor of that sum. splits: whether the table has W. later: the structure of what B leaves for it."""
 
     head: Callable
     share_of: Array
+    splits: bool
+    later: Any = None
 
     def forward(self, c: Rings, r: Row, often: Often) -> Rings:
         """F: a part's output, and its input into the ring."""
@@ -215,24 +220,42 @@ class Step(Part):
         add = lambda total, new: jax.tree.map(lambda t, n: t + n.astype(t.dtype), total, new)
         return replace(c, grads=put(c.grads, r["leave_to"], vary(dx, (PIPE,))), outer=add(c.outer, douter), sums=add(c.sums, sums))
 
-    def backward_pass(self, x: Array, dy: Array, m: Array, v: Array) -> tuple[Tree, Array, dict[str, Array]]:
+    def backward_pass(self, x: Array, dy: Array, m: Array, v: Array, late: Array | None = None) -> tuple[Tree, Array, dict[str, Array]]:
         """A part's gradients, of its weights and its input, and what its layers add to the sums."""
 
         def both(weights: Tree, x: Array) -> tuple[tuple[Array, Array], dict[str, Array]]:
-            y, told = self.part(weights, x, m, v)
+            y, told = self.part(weights, x, m, v, late)
             extra, more = self.s.model.extra(self.s.config, self.s.layout.within, told)
             return (y, jnp.asarray(extra) * self.share_of), more
 
         (_, extra), pull, more = jax.vjp(both, self.chunk(self.w.layers, v), x, has_aux=True)
         return *pull((dy, vary(jnp.ones_like(extra), varying(extra)))), more
 
+    def split_pass(self, x: Array, dy: Array, m: Array, v: Array) -> tuple[tuple[Tree, Array, dict[str, Array]], Any]:
+        """As `backward_pass` without the gradients that can wait, which are 0, and the function that makes these of 1."""
+        return jax.linearize(lambda late: self.backward_pass(x, dy, m, v, late), vary(jnp.zeros(()), varying(dy)))
+
     def backward(self, c: Rings, r: Row) -> Rings:
-        """B: a part's gradients."""
-        m, v = r["backward"], r["backward_chunk"]
-        dlayers, dx, more = self.backward_pass(get(c.kept, r["backward_kept"]), get(c.grads, r["backward_from"]), m, v)
-        real = lambda tree: jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), tree)
-        chunks = self.s.place.layers.shape[1]
-        return replace(c, dx=dx, layers=_add(c.layers, real(dlayers), v, chunks), told=_add_rows(c.told, real(more), v))
+        """B: a part's gradients; where the table has W, those of its matrices are left for it."""
+        m, v, given = r["backward"], r["backward_chunk"], (get(c.kept, r["backward_kept"]), get(c.grads, r["backward_from"]))
+        if self.splits:
+            (dlayers, dx, more), later = self.split_pass(*given, m, v)
+            c = replace(c, late=tuple(put(a, r["backward_late"], new) for a, new in zip(c.late, jax.tree.leaves(later), strict=True)))
+        else:
+            dlayers, dx, more = self.backward_pass(*given, m, v)
+        return replace(c, dx=dx, layers=self.added(c.layers, dlayers, m, v, False), told=_add_rows(c.told, _real(m, more), v))
+
+    def weight(self, c: Rings, r: Row) -> Rings:
+        """W: the gradients that a backward left."""
+        m, v = r["weight"], r["weight_chunk"]
+        later = jax.tree.unflatten(self.later, [get(a, r["weight_from"]) for a in c.late])
+        return replace(c, layers=self.added(c.layers, later(vary(jnp.ones(()), varying(c.dx)))[0], m, v, True))
+
+    def added(self, total: Tree, new: Tree, m: Array, v: Array, late: bool) -> Tree:
+        """Gradients of a chunk's layers added to the stage's, those that W makes or, not late, the others."""
+        specs, chunks = self.s.model.specs(self.s.config).layers, self.s.place.layers.shape[1]
+        mine = lambda s: late == (self.splits and waits(self.s.layout, s))
+        return jax.tree.map(lambda s, t, n: _add(t, _real(m, n), v, chunks) if mine(s) else t, specs, total, new, is_leaf=is_spec)
 
     def exit_pass(self, dx: Array, m: Array) -> Tree:
         """The embedding backward."""
@@ -243,7 +266,7 @@ class Step(Part):
         douter = often.run(partial(self.exit_pass, c.dx), r["exit"])
         return replace(c, outer=jax.tree.map(lambda t, n: t + n.astype(t.dtype), c.outer, douter))
 
-    def start(self, slots: dict[str, int]) -> Rings:
+    def start(self, slots: dict[str, int]) -> tuple["Step", Rings]:
         """Empty rings and sums."""
         m, some = jnp.int32(0), self.stage
         x = _arrives(self)
@@ -259,7 +282,10 @@ class Step(Part):
         )
         chunks = (self.s.place.layers.shape[1],)
         told = jax.tree.map(lambda a: vary(_blank(a, chunks), (PIPE,)), more)
-        return Rings(ring("inbox"), ring("kept"), ring("grads"), x, x, layers, outer, jax.tree.map(_blank, sums), told)
+        left = jax.eval_shape(lambda: self.split_pass(x, x, some, some)[1]) if self.splits else None
+        late = tuple(vary(_blank(a, (slots["late"] + 1,)), (PIPE,)) for a in jax.tree.leaves(left))
+        rings = Rings(ring("inbox"), ring("kept"), ring("grads"), late, x, x, layers, outer, jax.tree.map(_blank, sums), told)
+        return replace(self, later=jax.tree.structure(left)), rings
 
     def tick(self, kinds: tuple[bool, bool, bool], often: dict[str, Often], c: Rings, row: Row) -> tuple[Rings, None]:
         """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED."""
@@ -273,6 +299,8 @@ class Step(Part):
         if kinds[1]:
             c = self.backward(c, r)
             c = self.exit(c, r, often["exit"]) if often["exit"].ticks else c
+        if kinds[2]:
+            c = self.weight(c, r)
         return c, None
 
 
@@ -284,8 +312,7 @@ def gradient(
     head: (live weights outside the layers, x behind the last norm, rows) -> the sum to differentiate, and named sums.  w, whole: this stage's weights.
     batch: [micro, batch, seq].  share: the factor of that sum.
     """
-    step = Step(s, w, whole, batch, key, head, share)
-    c = step.start(table.slots)
+    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits).start(table.slots)
     for start, stop, kinds in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(step.tick, kinds, often), c, rows)
@@ -348,16 +375,17 @@ def _blank(a: Any, lead: tuple[int, ...] = (), dtype: Any = None) -> Array:
     return vary(jnp.zeros((*lead, *a.shape), dtype or a.dtype), varying(a))
 
 
-def _add(total: Tree, new: Tree, v: Array, chunks: int) -> Tree:
-    """Gradients of one chunk's layers added to those of a stage."""
+def _real(m: Array, tree: Tree) -> Tree:
+    """The work of a micro-batch; 0 for -1."""
+    return jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), tree)
+
+
+def _add(total: Array, new: Array, v: Array, chunks: int) -> Array:
+    """The gradient of one chunk's layers added to that of a stage's."""
     if chunks == 1:
-        return jax.tree.map(lambda t, n: t + n.astype(t.dtype), total, new)
-
-    def one(t: Array, n: Array) -> Array:
-        at = v * len(n)
-        return lax.dynamic_update_slice_in_dim(t, lax.dynamic_slice_in_dim(t, at, len(n)) + n.astype(t.dtype), at, 0)
-
-    return jax.tree.map(one, total, new)
+        return total + new.astype(total.dtype)
+    at, size = v * len(new), len(new)
+    return lax.dynamic_update_slice_in_dim(total, lax.dynamic_slice_in_dim(total, at, size) + new.astype(total.dtype), at, 0)
 
 
 def _add_rows(total: Tree, new: Tree, v: Array) -> Tree:
