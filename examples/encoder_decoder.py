@@ -3,11 +3,10 @@
     python examples/encoder_decoder.py [--steps 200] [--schedule 1f1b]
 
 Stages of 2, 1, 1 and 2 layers on 1, 2, 2 and 1 simulated devices learn to write words backwards (letters at random, from a fixed seed). What the
-encoder found goes through the decoder's stages beside x, in one message; one embedding, tied, reads both sides and is the head. About 60 s on two CPU
-cores. It prints how far the gradients are from those of one device, what a step issues, and what was learned:
+encoder found goes through the decoder's stages beside x, in one message; one embedding, tied, reads both sides and is the head. About 40 s
+on two CPU cores. It prints how far the gradients are from those of one device, what a step issues, and what was learned:
 
     1f1b differs from one device: gradients 8e-07
-    a step: 60 programs and 51 moves
     loss of a letter: 6.138 at first, 0.011 after 200 steps
 """
 
@@ -88,9 +87,8 @@ def main() -> None:
         words = rng.integers(1, LETTERS, (ROWS, LENGTH)).astype(np.int32)
         loss, grads = step(params, batch := {"source": words, "answer": words[:, ::-1]})
         if at == 0:
-            print(
-                f"{schedule.name} differs from one device: gradients {max(jax.tree.leaves(jax.tree.map(far, grads, whole(start, batch)))):.0e}"
-            )
+            differs = jax.tree.leaves(jax.tree.map(far, grads, whole(start, batch)))
+            print(f"{schedule.name} differs from one device: gradients {max(differs):.0e}")
         changes, states = zip(*map(update, grads, states))  # each stage on its own devices; copies that are tied stay the same
         params = list(map(apply, params, changes))
         losses.append(float(loss) / words.size)
