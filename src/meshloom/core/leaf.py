@@ -36,7 +36,7 @@ def dot(lay: Layout, eq: str, x: jax.Array, w) -> jax.Array:
     if "B" in first and "b" in out and lay.inner:
         x = lax.all_gather(x, lay.inner, axis=first.index("B"), tiled=True)
     local = eq.replace("T", "t").replace("B", "b")
-    y = w.dot(local, x) if hasattr(w, "dot") and not isinstance(w, jax.Array) else contract(local, x, w)
+    y = contract(local, x, w)
     summed = tuple(a for letter in first if letter in second and letter not in out for a in lay.live.get(AXES[letter], ()))
     return add_up(lay, y, first, out, summed) if summed else y
 

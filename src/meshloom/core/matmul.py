@@ -5,6 +5,7 @@ same kernels. Everything here sees local shards, so flattening the tokens moves 
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,24 @@ from jax import Array, lax
 from meshloom.core.vary import alike
 
 
-def contract(eq: str, x: Array, w: Array) -> Array:
+def contract(eq: str, x: Array, w: Any) -> Array:
     """einsum(eq, x, w) as one two-dimensional dot, e.g. "btd,dhk->bthk", "bthk,hkd->btd", "btd,vd->btv".
     The summed letters must be x's last ones, and w's first or last ones, in the same order; the rest of x, then of w, is the result.
-    Raises ValueError for any other eq.  Returns x's dtype."""
+    w: an array, or any leaf with `.dot(eq, x)` (an adapter, int8).  Raises ValueError for any other eq.  Returns x's dtype."""
+    if not isinstance(w, jax.Array):
+        return w.dot(eq, x)
+    x2, w2, transposed, shape = flat(eq, x, w)
+    return _dot(*alike(x2, w2), transposed).reshape(shape)  # type: ignore  # custom_vjp hides its result
+
+
+def flat(eq: str, x: Array, w: Array) -> tuple[Array, Array, bool, tuple[int, ...]]:
+    """x [n, i], w [i, o] (or [o, i], then True) as the product of eq takes them, and the shape of its result."""
     letters, transposed = _plan(eq)
     n = len(letters)
     rows, inner = x.shape[: x.ndim - n], math.prod(x.shape[x.ndim - n :])
     columns = w.shape[: w.ndim - n] if transposed else w.shape[n:]
     w2 = w.reshape(-1, inner) if transposed else w.reshape(inner, -1)
-    return _dot(*alike(x.reshape(-1, inner), w2), transposed).reshape(*rows, *columns)  # type: ignore  # custom_vjp hides its result
+    return x.reshape(-1, inner), w2, transposed, (*rows, *columns)
 
 
 @functools.cache
@@ -43,22 +52,26 @@ def _mul(a: Array, b: Array, i: int, j: int) -> Array:
     return lax.dot_general(a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.result_type(a, b))
 
 
-def _product(x, w, transposed):
+def product(x: Array, w: Array, transposed: bool) -> Array:
     """x [n, i] @ w [i, o], or w [o, i] if transposed -> [n, o]."""
     return _mul(x, w, 1, 1 if transposed else 0).astype(x.dtype)
 
 
-_dot = jax.custom_vjp(_product, nondiff_argnums=(2,))
+_dot = jax.custom_vjp(product, nondiff_argnums=(2,))
 
 
 def _dot_backward(transposed, kept, dy):
     x, w = kept
-    dx = _mul(dy, w, 1, 0 if transposed else 1).astype(x.dtype)
-    dw = _tall(dy, x) if transposed else _tall(x, dy)
-    return dx, dw.astype(w.dtype)
+    dw = tall(dy, x) if transposed else tall(x, dy)
+    return turned(dy, w, transposed).astype(x.dtype), dw.astype(w.dtype)
 
 
-def _tall(a: Array, b: Array) -> Array:
+def turned(dy: Array, w: Array, transposed: bool) -> Array:
+    """The gradient of x, [n, i]."""
+    return _mul(dy, w, 1, 0 if transposed else 1)
+
+
+def tall(a: Array, b: Array) -> Array:
     """a.T @ b, [i, o] from [n, i] and [n, o].  On a CPU the narrower operand goes first and a wide result is turned afterwards: for
     n, i, o = 2048, 1536, 384 that is 96 against 80 GFLOP/s a core; the barrier keeps XLA from undoing it."""
     if a.shape[1] <= b.shape[1]:
@@ -69,4 +82,4 @@ def _tall(a: Array, b: Array) -> Array:
 
 
 # the plain product, so that a rematerialisation policy sees a dot and may keep its result
-_dot.defvjp(lambda x, w, transposed: (_product(x, w, transposed), (x, w)), _dot_backward)
+_dot.defvjp(lambda x, w, transposed: (product(x, w, transposed), (x, w)), _dot_backward)

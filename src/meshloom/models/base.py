@@ -158,6 +158,7 @@ class Ctx:
     segments, positions: [batch, whole_seq]. rotary: (cos, sin) of the positions, or None. samples: [batch]. key: dropout's, or None outside
     training. layer: this layer's number, int32; before the loop over layers that of each slot of a pipeline's part, else anything. real: whether a
     layer is there, likewise of each slot, or None: it is. cache, slots: this layer's cache and what all layers share of it, or None.
+    late: what gradients of matrices are multiplied by, for a backward pass that makes them later (core/late.py), or None.
     documents: [batch, all tokens] segments of whole rows where devices split these, in the devices' order, else None.
     told: what this layer says to the objective beside its output (a router's load), or None.
     """
@@ -173,6 +174,7 @@ class Ctx:
     documents: jax.Array | None = None
     told: Any = None
     real: jax.Array | None = None
+    late: jax.Array | None = None
 
 
 def context(batch: Batch, key: jax.Array | None) -> Ctx:

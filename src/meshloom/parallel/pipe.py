@@ -7,11 +7,16 @@ nor an optimizer knows of stages, and any number of layers is shared evenly. An 
 layers [layers / stages, embed] when a step starts, and its gradient back at the end.
 """
 
+from pathlib import Path
+
 from meshloom.core.layout import PIPE, Layout
 from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
-from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of
+from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
 
+TABLE = ".csv"
+"""How the name of a file with a table of the user's own ends."""
 STASH = "stash"
+"""The option to keep what a backward pass needs."""
 
 
 def layout(n: int) -> Layout:
@@ -26,9 +31,35 @@ def schedule_of(options: tuple[str, ...]) -> str:
     return next((option for option in options if option != STASH), "1f1b")
 
 
+def own(options: tuple[str, ...]) -> Schedule | None:
+    """The user's own table, where the options name a file."""
+    name = schedule_of(options)
+    return read(Path(name).expanduser()) if name.endswith(TABLE) else None
+
+
+def chunks_of_options(options: tuple[str, ...]) -> int:
+    """Parts of the layers on each stage, as the options of a spelling say."""
+    table = own(options)
+    return table.chunks if table else chunks_of(schedule_of(options))
+
+
 def chunks_in(lay: Layout) -> int:
     """Parts of the layers on each stage of a layout's pipeline."""
-    return chunks_of(schedule_of(lay.options.get(PIPE, ())))
+    return chunks_of_options(lay.options.get(PIPE, ()))
+
+
+def schedule_in(lay: Layout, micro: int) -> Schedule:
+    """The schedule of a layout's pipeline.  Raises ValueError where so many micro-batches do not fit it."""
+    options = lay.options.get(PIPE, ())
+    table = own(options)
+    if table is None:
+        return make(schedule_of(options), lay.stages, micro)
+    if table.micro != micro:
+        raise ValueError(
+            f"The table {schedule_of(options)} is of {table.micro} micro-batches, and the batch is cut into {micro}. "
+            f"Set batch.micro_batches to {table.micro}, or leave it out."
+        )
+    return table
 
 
 def check(c, seq: int, asked: Asked) -> None:
@@ -36,12 +67,12 @@ def check(c, seq: int, asked: Asked) -> None:
     given = [option for option in asked.options if option != STASH]
     if len(given) > 1:
         raise ValueError(f"A pipeline runs one schedule, and {' and '.join(given)} are asked for. Choose one.")
-    parts = asked.devices * chunks_of(schedule_of(asked.options))
-    if parts > c.layers:
+    table = own(asked.options)
+    if table and table.stages != asked.devices:
         raise ValueError(
-            f"{asked.devices} stages of {parts // asked.devices} part{'s' * (parts > asked.devices)} each are more than the model's {c.layers} layers. "
-            f"Use fewer stages, or a schedule with fewer parts."
+            f"The table {given[0]} has {table.stages} rows, one a stage, and the layout {asked.devices} stages. Write pipe={table.stages}, or another table."
         )
+    fits(c.layers, asked.devices, chunks_of_options(asked.options))
     if c.vocab_padded % asked.devices:
         raise ValueError(
             f"A pipeline splits the vocabulary, and {c.vocab_padded} rows (vocab {c.vocab}, padded) cannot be split over {asked.devices} stages. "
@@ -54,14 +85,26 @@ def check(c, seq: int, asked: Asked) -> None:
         )
 
 
+def fits(layers: int, stages: int, chunks: int) -> None:
+    """Refuses more parts than a model has layers."""
+    if stages * chunks > layers:
+        parts = f"{stages} stages of {chunks} chunks take {stages * chunks}" if chunks > 1 else f"{stages} stages take {stages}"
+        most = layers // chunks
+        raise ValueError(
+            f"The model has {layers} layers, and {parts}: each part has one at least. "
+            + (f"Use {most} stage{'s' * (most > 1)} at most" if most else f"Use {layers} chunks at most")
+            + (", or a schedule with fewer chunks." if chunks > 1 else ", or a deeper model.")
+        )
+
+
 def cost(x: Shapes) -> tuple[Collective, ...]:
     """Not told yet."""
     return ()
 
 
 def also(option: str) -> bool:
-    """Whether an option is a schedule with a number of its own: interleaved4."""
-    return bool(INTERLEAVED.fullmatch(option))
+    """Whether an option is a schedule with a number of its own (interleaved4), or a file with a table."""
+    return bool(INTERLEAVED.fullmatch(option)) or option.endswith(TABLE)
 
 
 NAMES = {"interleaved": "interleaved2"}

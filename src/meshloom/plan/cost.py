@@ -12,9 +12,9 @@ from meshloom.models.base import Model
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
-from meshloom.runner.pipeline import placed
 from meshloom.runner.place import ranks
 from meshloom.runner.run import How, stacks
+from meshloom.runner.stage import placed
 
 SUMS = 4
 """Numbers that the language-modelling objective adds up for the log: loss, z, correct, tokens."""

@@ -13,7 +13,7 @@ import jax
 from meshloom import __version__
 from meshloom.core.config import dump, to_tree
 from meshloom.core.files import FolderLock, write_text
-from meshloom.core.layout import Layout
+from meshloom.core.layout import PIPE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import padding
 from meshloom.core.tree import Tree
@@ -23,14 +23,15 @@ from meshloom.models.attention import training_row
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in
+from meshloom.parallel.pipe import chunks_in, own
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.pipeline import placed, table_of
+from meshloom.runner.pipeline import table_of
 from meshloom.runner.run import How
+from meshloom.runner.stage import placed
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
@@ -81,7 +82,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     said += [line] if (line := padding(layout, config.data.seq)) else []
     if where := placed(model, c, layout):
         chosen = f"pipeline: {micro} micro-batch{'es' * (micro > 1)} (chosen; batch.micro_batches says how many)"
-        said += [chosen] * (config.batch.micro_batches == "auto") + [line] * bool(line := where.said())
+        said += [chosen] * (config.batch.micro_batches == "auto") + [where.said()] * bool(where.masked)
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
@@ -118,6 +119,8 @@ def micro_batches(config: RunConfig, layout: Layout) -> int:
         return given
     if layout.stages == 1:
         return 1
+    if table := own(layout.options.get(PIPE, ())):
+        return table.micro
     group, rows = layout.stages if chunks_in(layout) > 1 else 1, config.batch.sequences
     fit = [n for n in range(group, 4 * layout.stages + 1, group) if rows % (n * shards) == 0]
     if not fit:
@@ -133,7 +136,7 @@ def _check_batch(sequences: int, micro: int, shards: int) -> None:
     """Refuses a micro-batch whose sequences do not divide over the batch's devices."""
     rows = sequences // micro
     if rows % shards:
-        near = max(shards, round(sequences / (shards * micro)) * shards * micro)
+        near = max(shards * micro, round(sequences / (shards * micro)) * shards * micro)
         raise ValueError(
             f"{sequences} sequences in {micro} micro-batches are {rows} each, which {shards} devices cannot share "
             f"evenly. Use batch.sequences: {near}, or other batch.micro_batches."

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_policies
 
+from meshloom.core.late import Late, waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
 from meshloom.core.spec import is_spec
@@ -133,6 +134,8 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
         def apply(w: Tree, whole: Tree, x: jax.Array, ctx: Ctx) -> tuple[jax.Array, Tree, Tree]:
             w, whole = (jax.tree.map(lambda a: a if at is None else lax.index_in_dim(a, at, keepdims=False), tree) for tree in (w, whole))
             w = jax.tree.map(lambda s, a, b: live(lay, s.axes[1:], a, b, ctx.samples), specs, w, whole, is_leaf=is_spec)
+            if (late := ctx.late) is not None:
+                w = jax.tree.map(lambda s, a: Late(a, late) if waits(lay, s) else a, specs, w, is_leaf=is_spec)
             x, ctx = model.block(c, lay, kind, w, x, ctx)
             return x, ctx.cache, ctx.told
 
