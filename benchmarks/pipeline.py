@@ -34,7 +34,9 @@ def ready(topology: str) -> list[Any]:
     return tpu.jax.devices() if topology == "cpu" else tpu.devices(topology)
 
 
-def lowered(schedule: str, micro: int, there: list[Any], layout: str, remat: str = "none", dtype: str = "bfloat16", model: Any = None) -> Any:
+def lowered(
+    schedule: str, micro: int, there: list[Any], layout: str, remat: str = "none", dtype: str = "bfloat16", model: Any = None
+) -> Any:
     """The gradient of a step under a schedule, or as `autodiff` makes it, traced and not compiled."""
     import autodiff
     import tpu
