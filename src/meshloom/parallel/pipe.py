@@ -7,9 +7,15 @@ nor an optimizer knows of stages, and any number of layers is shared evenly. An 
 layers [layers / stages, embed] when a step starts, and its gradient back at the end.
 """
 
+import functools
+from typing import NamedTuple
+
 from meshloom.core.layout import PIPE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
-from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of
+from meshloom.core.leaf import split_seq
+from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of, make
+from meshloom.parallel.slots import COLUMNS, Table, compile, segments
+from meshloom.parallel.tensor1d import loss
 
 STASH = "stash"
 
@@ -29,6 +35,16 @@ def schedule_of(options: tuple[str, ...]) -> str:
 def chunks_in(lay: Layout) -> int:
     """Parts of the layers on each stage of a layout's pipeline."""
     return chunks_of(schedule_of(lay.options.get(PIPE, ())))
+
+
+def table_of(lay: Layout, micro: int) -> Table | None:
+    """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
+    return _table(schedule_of(lay.options.get(PIPE, ())), lay.stages, micro) if lay.stages > 1 else None
+
+
+@functools.cache
+def _table(name: str, stages: int, micro: int) -> Table:
+    return compile(make(name, stages, micro))
 
 
 def check(c, seq: int, asked: Asked) -> None:
@@ -55,8 +71,122 @@ def check(c, seq: int, asked: Asked) -> None:
 
 
 def cost(x: Shapes) -> tuple[Collective, ...]:
-    """Not told yet."""
-    return ()
+    """What only a pipeline moves, and what moves at its ends, where all stages and the devices of tensor parallelism work together.
+
+    Once a step each matrix of the layers is exchanged, in the type of the arithmetic; its gradient back, fp32. What is not split along embed between
+    steps (gains, biases behind the matrices) is there already, and its gradient is summed with those of the stages that do not have it.
+    Every tick with a forward passes an activation on, every tick with a backward its gradient.
+    Every micro-batch: one sum for the embedding; two to share what leaves at the last stage and, backward, at the first; one for the head's input
+    backward; those of the loss.
+    """
+    lay, n = x.layout, x.micro
+    often = ticks(x.layout, x.micro)
+    there = x.residual // lay.size(split_seq(lay)) // lay.size(lay.stream)
+    edge = tuple(a for a in lay.acts["vocab"] if a not in (*split_seq(lay), *lay.stream))
+    back = x.residual // lay.size(lay.inner)
+    reduce = lambda axes, size, place, why: Collective("all-reduce", axes, n, n * size, place, why)
+    return merge(
+        [
+            *exchanges(x),
+            Collective("collective-permute", (PIPE,), often.sent, often.sent * there, "send", "activations, to the next stage"),
+            Collective(
+                "collective-permute", (PIPE,), often.sent_back, often.sent_back * there, "send back", "their gradients, to the stage before"
+            ),
+            reduce(edge, there, "embed", "the embedding"),
+            reduce((PIPE,), there, "head", "the last stage's activations, to all"),
+            reduce(edge, back, "head back", "the head, backward"),
+            reduce((PIPE,), there, "embed back", "the first stage's gradients, to all"),
+            *loss(x, PIPE),
+            *joined(x),
+            *gradient_sums(x, PIPE),
+        ]
+    )
+
+
+def exchanges(x: Shapes) -> list[Collective]:
+    """Layers from where they rest to their stages, and their gradients back."""
+    found = []
+    for s in x.leaves.values():
+        if s.axes[0] != "layer":
+            continue
+        size, settled = x.elements("rest", s), s.role == "settled"
+        if x.layout.exchanged(s.axes) is None:
+            whole = size // s.shape[0] * s.used[0] * 4
+            found.append(
+                Collective("all-reduce", (PIPE,), 0 if settled else 1, 0 if settled else whole, "end", "gradients of small arrays")
+            )
+            continue
+        found.append(Collective("all-to-all", (PIPE,), 1, size * x.width_of(s), "start", "layers, to their stages"))
+        found.append(Collective("all-to-all", (PIPE,), 0 if settled else 1, 0 if settled else 4 * size, "end", "gradients of layers, back"))
+    return found
+
+
+def joined(x: Shapes) -> list[Collective]:
+    """What layers told, from their stages to all, once a step, fp32."""
+    telling = sum(kind.tells for kind in x.kinds)
+    size = telling * x.told.load + x.told.sums
+    return [Collective("all-reduce", (PIPE,), 1 + x.told.sums if telling else 0, 4 * size, "end", "what layers told")]
+
+
+class Ticks(NamedTuple):
+    """Ticks of a step in which any stage has work of each kind; those that send something on, and back."""
+
+    forward: int
+    backward: int
+    weight: int
+    sent: int
+    sent_back: int
+
+
+def ticks(lay: Layout, micro: int) -> Ticks:
+    """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
+    table = table_of(lay, micro)
+    assert table
+    found = [0] * len(Ticks._fields)
+    for start, stop, kinds in segments(table):
+        arrive = [bool((table.columns[name][start:stop] < table.slots[COLUMNS[name]]).any()) for name in ("arrive_x", "arrive_g")]
+        found = [n + (stop - start) * there for n, there in zip(found, (*kinds, *arrive))]
+    return Ticks(*found)
+
+
+def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
+    """What a pipeline makes of a step.  Embedding and head gather their weights once a micro-batch each; ticks that are no turn of a loop are one piece
+    of straight code, of which a CPU's compiler gathers once."""
+    table = table_of(lay, micro)
+    assert table
+    alone = [start for start, stop, _ in segments(table) if stop - start == 1 and lay.platform == "cpu"]
+    straight = [int((table.columns[name][alone, 0] >= 0).sum()) for name in ("enter", "leave")]
+    once = lambda n: max(0, n - 1)
+    return Flow(parts, seen, table.schedule.splits, (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))))
+
+
+FORWARD, BACKWARD = ("rows", "weights", "layer", "layer end"), ("told", "weights again", "layer again", "layer back", "gradients")
+"""Places that come in every tick with a forward and, since that computes it again, with a backward; and in the latter alone."""
+
+
+def as_often(x: Shapes, c: Collective) -> Collective:
+    """What another strategy tells of each micro-batch and each layer, as often as a pipeline comes there: in each tick each device runs one part of its
+    layers, whether there is work for it or not."""
+    if not x.flow or c.place not in (*FORWARD, *BACKWARD, "gradients late"):
+        return c
+    often = ticks(x.layout, x.micro)
+    times = often.forward + often.backward if c.place in FORWARD else often.backward if c.place in BACKWARD else often.weight
+    each = x.micro * (x.parts if PLACES[c.place].often == LAYER else 1)
+    assert c.count % each == c.bytes % each == 0, c
+    return c._replace(count=c.count // each * times, bytes=c.bytes // each * times)
+
+
+def unused(x: Shapes) -> tuple[str, ...]:
+    """Places of which a backward's own forward pass spares its last layer: nobody reads its output. A compiler finds out where that layer is no turn of
+    a loop. What is computed again for the backward pass anyway is then not needed either, but for what a layer tells."""
+    again = x.remat == "full" and not x.run[-1].tells
+    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not any(x.merged.values()) else ()))
+
+
+def spared(x: Shapes, c: Collective) -> Collective:
+    """What of a strategy's cost for the last layers of all parts does not happen, to be added to the whole."""
+    times = ticks(x.layout, x.micro).backward if c.place in unused(x) else 0
+    return c._replace(count=-c.count // (x.micro * x.parts) * times, bytes=-c.bytes // (x.micro * x.parts) * times)
 
 
 def also(option: str) -> bool:

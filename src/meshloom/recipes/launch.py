@@ -23,13 +23,13 @@ from meshloom.models.attention import training_row
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in
+from meshloom.parallel.pipe import chunks_in, table_of
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.pipeline import placed, table_of
+from meshloom.runner.pipeline import placed
 from meshloom.runner.run import How
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling

@@ -26,9 +26,8 @@ from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx, Model, context
-from meshloom.parallel.pipe import chunks_in, schedule_of
-from meshloom.parallel.schedules import make
-from meshloom.parallel.slots import Table, compile, forward_only, segments
+from meshloom.parallel.pipe import chunks_in
+from meshloom.parallel.slots import COLUMNS, Table, forward_only, segments
 from meshloom.runner.gather import outer_weights, outside
 from meshloom.runner.place import Place, place, spread
 from meshloom.runner.run import How, Layers, run
@@ -37,6 +36,8 @@ Row = dict[str, Array]
 """One tick of a table as one stage reads it: micro-batches (-1: none), chunks and slots of rings."""
 SHARED = ("enter", "leave", "exit")
 """Columns that are the same for all stages."""
+ARRIVE = ("arrive_x", "arrive_g")
+"""Columns of what comes from other stages. In a loop of ticks in which nothing does, nothing is sent."""
 
 
 class Stage(NamedTuple):
@@ -58,11 +59,6 @@ def stage_of(model: Model, c: Any, lay: Layout, how: How) -> Stage | None:
 def placed(model: Model, c: Any, lay: Layout) -> Place | None:
     """Where a layout's pipeline has which layers; None for one without."""
     return place(model.kinds(c), lay.stages, chunks_in(lay)) if lay.stages > 1 else None
-
-
-def table_of(lay: Layout, micro: int) -> Table | None:
-    """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
-    return compile(make(schedule_of(lay.options.get(PIPE, ())), lay.stages, micro)) if lay.stages > 1 else None
 
 
 @pytree
@@ -136,9 +132,10 @@ class Part:
 
     def enter(self, outer: Tree, m: Array) -> Array:
         """A micro-batch behind the embedding, the same on all stages."""
-        s, ctx = self.s, context(self.rows(m), self.key)
-        live = outer_weights(s.model.specs(s.config), s.layout, outer, outside(self.whole), ctx.samples)
-        return s.model.embed(s.config, s.layout, live, self.rows(m).tokens, ctx)
+        s, rows = self.s, self.rows(m)
+        # what the weights wait for has to be used besides: XLA drops a barrier's operand that is not, and gathers once before the loop
+        live = outer_weights(s.model.specs(s.config), s.layout, outer, outside(self.whole), rows.tokens)
+        return s.model.embed(s.config, s.layout, live, rows.tokens, context(rows, self.key))
 
     def leave(self, outer: Tree, x: Array, m: Array, head: Callable) -> tuple[Array, dict[str, Array]]:
         """The head's sum and sums of a micro-batch whose x is the same on all stages."""
@@ -288,13 +285,13 @@ class Step(Part):
         return replace(self, later=jax.tree.structure(left)), rings
 
     def tick(self, kinds: tuple[bool, bool, bool], often: dict[str, Often], c: Rings, row: Row) -> tuple[Rings, None]:
-        """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED."""
+        """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED, and of what arrives."""
         r = {name: a if name in SHARED else a[self.stage] for name, a in row.items()}
-        if kinds[1]:  # sent by the last backward, while the forward before this went on
+        if often["arrive_g"].ticks:  # sent by the last backward, while the forward before this went on
             c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
         if kinds[0]:
             c = self.forward(c, r, often["enter"])
-            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(c.y, 1)))
+            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(c.y, 1))) if often["arrive_x"].ticks else c
             c = self.last(c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
             c = self.backward(c, r)
@@ -357,9 +354,11 @@ def put(ring: Array, slot: Array, x: Array) -> Array:
 
 
 def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, Often]]:
-    """Ticks of a table as a loop takes them, and how often each of SHARED is set in them."""
+    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage."""
     rows = {name: jnp.asarray(a[start:stop, 0] if name in SHARED else a[start:stop]) for name, a in table.columns.items()}
-    return rows, {name: Often(int((table.columns[name][start:stop, 0] >= 0).sum()), stop - start) for name in SHARED}
+    count = lambda set: Often(int(set.any(1).sum()), stop - start)
+    often = {name: count(table.columns[name][start:stop] >= 0) for name in SHARED}
+    return rows, often | {name: count(table.columns[name][start:stop] < table.slots[COLUMNS[name]]) for name in ARRIVE}
 
 
 def _arrives(p: Part) -> Array:

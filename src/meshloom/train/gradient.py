@@ -24,10 +24,11 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective, evaluate
+from meshloom.parallel.pipe import table_of
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step
-from meshloom.runner.pipeline import stage_of, table_of
+from meshloom.runner.pipeline import stage_of
 from meshloom.runner.place import from_stages
 
 
