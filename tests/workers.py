@@ -22,7 +22,7 @@ from meshloom.train.rule import Gradient
 SIZES = dict(layer=3, embed=8, heads=4, head=6, ffn=16, vocab=24)
 LAYOUTS = {
     1: Layout(),
-    2: Layout({"data": 2, "zero3": 2}, acts={"batch": ("data", "zero3")}, rest={"embed": ("zero3",)}),
+    2: Layout({"pipe": 2, "data": 2, "zero3": 2}, acts={"batch": ("data", "zero3")}, rest={"embed": ("zero3", "pipe"), "vocab": ("pipe",)}),
     4: Layout({"data": 4, "tensor": 2}, acts={"batch": ("data",)}, rest={name: ("tensor",) for name in ("ffn", "heads", "vocab")}),
 }
 """Replicas -> a layout that has something beside them."""

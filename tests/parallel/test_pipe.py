@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshloom.parallel.pipe import chunks_in, schedule_in
 from meshloom.parallel.table import build, parse, spell
 from programs import config
 
@@ -41,3 +42,20 @@ def test_refuses_sizes_that_do_not_divide() -> None:
         build("pipe=5", config("llama", layers=5)[1], 16)
     with pytest.raises(ValueError, match="embed 32 cannot be split over 3 stages. Use one of 1, 2, 4"):
         build("pipe=3", config("llama", layers=3)[1], 16)
+
+
+def test_a_table_of_the_users_own(tmp_path) -> None:
+    """One operation a tick, as a hand would draw 1F1B of 2 stages and 2 micro-batches."""
+    file = tmp_path / "mine.csv"
+    file.write_text("F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
+    lay = build(f"pipe=2:{file}", config("llama")[1], 16)
+    assert schedule_in(lay, 2).ticks == 6 and chunks_in(lay) == 1
+    with pytest.raises(ValueError, match="of 2 micro-batches, and the batch is cut into 4. Set batch.micro_batches to 2"):
+        schedule_in(lay, 4)
+    with pytest.raises(ValueError, match="has 2 rows, one a stage, and the layout 4 stages"):
+        build(f"pipe=4:{file}", config("llama", layers=4)[1], 16)
+    file.write_text("F0,F1,B0,B1\n,F0,B0,F1\n")
+    with pytest.raises(ValueError, match="stage 1 never does B1"):
+        build(f"pipe=2:{file}", config("llama")[1], 16)
+    with pytest.raises((ValueError, OSError), match="nowhere.csv"):
+        build("pipe=2:nowhere.csv", config("llama")[1], 16)

@@ -30,6 +30,9 @@ CASES = [
     ("llama", "pipe=2:zb tensor=2 sequence", 4, 4, "scan", "none"),
     ("gpt2", "pipe=2:zb zero3=2", 2, 5, "scan", "full"),
     ("moe_mixed", "pipe=2:zb data=2", 2, 4, "scan", "none"),
+    ("llama", "pipe=2:zb,stash zero1=2", 4, 4, "scan", "none"),
+    ("moe", "pipe=2:interleaved2,stash tensor=2", 2, 4, "scan", "selective"),
+    ("gpt2", "pipe=2:1f1b,stash zero3=2", 2, 2, "unroll", "none"),
 ]
 
 
@@ -37,6 +40,13 @@ CASES = [
 def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat) -> None:
     more = (("layers", layers),)
     same(gradient(name, spelling, micro, runner, remat, more=more), gradient(name, "", micro, more=more))
+
+
+def test_a_table_of_the_users_own_runs(tmp_path) -> None:
+    """One operation a tick."""
+    file = tmp_path / "mine.csv"
+    file.write_text("F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
+    same(gradient("llama_plain", f"pipe=2:{file}", 2), gradient("llama_plain", "", 2))
 
 
 def test_dropout_is_the_same_on_any_stage() -> None:
@@ -86,3 +96,13 @@ def _weights(model, c, plan):
     return jax.tree.map(
         jax.device_put, weights("llama_plain", (("layers", c.layers),)), shardings(plan.mesh, plan.layout, "rest", model.specs(c))
     )
+
+
+def test_what_is_kept_for_the_backward_pass_holds_no_weight() -> None:
+    """A stash takes activations alone: with wider matrices and as many tokens it takes no more."""
+    temp = [
+        gradient("llama_plain", "pipe=2:1f1b,stash", 4, "scan", remat, more=(("layers", 4),)).temp
+        - gradient("llama_plain", "pipe=2", 4, "scan", remat, more=(("layers", 4),)).temp
+        for remat in ("full", "none")
+    ]
+    assert temp[0] < temp[1], "more is kept where nothing is computed again"

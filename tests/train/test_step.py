@@ -56,6 +56,40 @@ def test_non_finite_step_changes_nothing_and_is_counted(tmp_path):
     assert int(told["skipped"]) == 1 and int(told["consecutive"]) == 0 and np.isfinite(float(told["norm"]))
 
 
+def test_all_stages_of_a_pipeline_skip_a_step_that_overflows(tmp_path):
+    """fp16, a scale so large that a gradient is infinite on some stage: no stage moves, the scale halves until all is finite, and the run goes on."""
+    train = {"precision": "fp16", "ema": 0.9, "loss_scale": {"initial": 2.0**22, "maximum": 2.0**24, "hysteresis": 1}}
+    step, batch = program(tmp_path, layout="pipe=2 zero1=2", batch={"micro_batches": 2}, train=train)
+    state = step.start(None)
+    before, scales = arrays((state.params, state.opt, state.ema)), []
+    for _ in range(12):
+        state, told = step.run(state, batch)
+        scales.append(float(told["scale"]))
+        if np.isfinite(float(told["norm"])):
+            break
+        after = arrays((state.params, state.opt, state.ema))
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    skipped = len(scales) - 1
+    assert skipped > 0 and scales == [2.0 ** (22 - i) for i in range(len(scales))] and int(told["skipped"]) == skipped
+    assert not np.array_equal(arrays(state.params)["embed"], before["0.embed"])
+
+
+def test_clipping_by_the_norm_of_all_stages(tmp_path):
+    """Clipped to a fiftieth of the norm, a step of gradient descent is that of one device, on every stage."""
+    got = []
+    for layout in ("", "pipe=2:interleaved2 zero2=2"):
+        plain = {"kind": "sgd", "momentum": 0.0, "lr": 0.5}
+        step, batch = program(
+            tmp_path, layout=layout, model={"layers": 4}, batch={"micro_batches": 2}, train={"clip": 0.02}, optimizer=plain
+        )
+        state, told = step.run(step.start(None), batch)
+        got.append((float(told["norm"]), arrays(state.params)))
+    (norm, one), (other, pipe) = got
+    assert other == pytest.approx(norm, rel=1e-6) and norm > 0.5
+    for name, a in one.items():
+        np.testing.assert_allclose(pipe[name], a, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_precisions_learn_with_fp32_masters(precision, tmp_path):
     step, batch = program(tmp_path, train={"precision": precision})

@@ -135,10 +135,12 @@ class Layout:
 
     def entries(self, table: str, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Mesh axes that split each axis of an array with these names under one table. A matrix whose products stream it stays split over the
-        square's rows while its layer runs; over a pipeline, embed is split in the matrices of layers alone."""
+        square's rows while its layer runs; over a pipeline, embed is split in the matrices of layers alone. What stands behind a slash in a name
+        says that replicas share the axis out (train/replicas.py)."""
         found = [self.splits(table, name) for name in axes]
-        if PIPE in getattr(self, table).get("embed", ()) and "embed" in axes and not INSIDE & set(axes):
-            found[axes.index("embed")] = tuple(a for a in found[axes.index("embed")] if a != PIPE)
+        plain = [name.partition("/")[0] for name in axes]
+        if PIPE in getattr(self, table).get("embed", ()) and "embed" in plain and not INSIDE & set(plain):
+            found[plain.index("embed")] = tuple(a for a in found[plain.index("embed")] if a != PIPE)
         if table == "live" and self.square and "embed" in axes and INSIDE & set(axes):
             found[axes.index("embed")] = (self.square[0], *found[axes.index("embed")])
         return found

@@ -7,17 +7,19 @@ nor an optimizer knows of stages, and any number of layers is shared evenly. An 
 layers [layers / stages, embed] when a step starts, and its gradient back at the end.
 """
 
-import functools
-from typing import NamedTuple
+from pathlib import Path
 
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
-from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, divisors, gradient_sums, merge
-from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, chunks_of, make
+from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
+from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
 from meshloom.parallel.slots import COLUMNS, Table, compile, segments
 from meshloom.parallel.tensor1d import loss
 
+TABLE = ".csv"
+"""How the name of a file with a table of the user's own ends."""
 STASH = "stash"
+"""The option to keep what a backward pass needs."""
 
 
 def layout(n: int) -> Layout:
@@ -32,19 +34,45 @@ def schedule_of(options: tuple[str, ...]) -> str:
     return next((option for option in options if option != STASH), "1f1b")
 
 
+def own(options: tuple[str, ...]) -> Schedule | None:
+    """The user's own table, where the options name a file."""
+    name = schedule_of(options)
+    return read(Path(name).expanduser()) if name.endswith(TABLE) else None
+
+
+def chunks_of_options(options: tuple[str, ...]) -> int:
+    """Parts of the layers on each stage, as the options of a spelling say."""
+    table = own(options)
+    return table.chunks if table else chunks_of(schedule_of(options))
+
+
 def chunks_in(lay: Layout) -> int:
     """Parts of the layers on each stage of a layout's pipeline."""
-    return chunks_of(schedule_of(lay.options.get(PIPE, ())))
+    return chunks_of_options(lay.options.get(PIPE, ()))
+
+
+def schedule_in(lay: Layout, micro: int) -> Schedule:
+    """The schedule of a layout's pipeline.  Raises ValueError where so many micro-batches do not fit it."""
+    options = lay.options.get(PIPE, ())
+    table = own(options)
+    if table is None:
+        return make(schedule_of(options), lay.stages, micro)
+    if table.micro != micro:
+        raise ValueError(
+            f"The table {schedule_of(options)} is of {table.micro} micro-batches, and the batch is cut into {micro}. "
+            f"Set batch.micro_batches to {table.micro}, or leave it out."
+        )
+    return table
 
 
 def table_of(lay: Layout, micro: int) -> Table | None:
     """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
-    return _table(schedule_of(lay.options.get(PIPE, ())), lay.stages, micro) if lay.stages > 1 else None
+    return compile(schedule_in(lay, micro)) if lay.stages > 1 else None
 
 
-@functools.cache
-def _table(name: str, stages: int, micro: int) -> Table:
-    return compile(make(name, stages, micro))
+def stashes(lay: Layout) -> bool:
+    """Whether a stage keeps what its backward pass needs, and computes nothing again."""
+    return STASH in lay.options.get(PIPE, ())
 
 
 def check(c, seq: int, asked: Asked) -> None:
@@ -52,7 +80,12 @@ def check(c, seq: int, asked: Asked) -> None:
     given = [option for option in asked.options if option != STASH]
     if len(given) > 1:
         raise ValueError(f"A pipeline runs one schedule, and {' and '.join(given)} are asked for. Choose one.")
-    parts = asked.devices * chunks_of(schedule_of(asked.options))
+    table = own(asked.options)
+    if table and table.stages != asked.devices:
+        raise ValueError(
+            f"The table {given[0]} has {table.stages} rows, one a stage, and the layout {asked.devices} stages. Write pipe={table.stages}, or another table."
+        )
+    parts = asked.devices * chunks_of_options(asked.options)
     if parts > c.layers:
         raise ValueError(
             f"{asked.devices} stages of {parts // asked.devices} part{'s' * (parts > asked.devices)} each are more than the model's {c.layers} layers. "
@@ -80,7 +113,8 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     backward; those of the loss.
     """
     lay, n = x.layout, x.micro
-    often = ticks(x.layout, x.micro)
+    assert x.flow
+    often = x.flow.ticks
     there = x.residual // lay.size(split_seq(lay)) // lay.size(lay.stream)
     edge = tuple(a for a in lay.acts["vocab"] if a not in (*split_seq(lay), *lay.stream))
     back = x.residual // lay.size(lay.inner)
@@ -128,20 +162,8 @@ def joined(x: Shapes) -> list[Collective]:
     return [Collective("all-reduce", (PIPE,), 1 + x.told.sums if telling else 0, 4 * size, "end", "what layers told")]
 
 
-class Ticks(NamedTuple):
-    """Ticks of a step in which any stage has work of each kind; those that send something on, and back."""
-
-    forward: int
-    backward: int
-    weight: int
-    sent: int
-    sent_back: int
-
-
-def ticks(lay: Layout, micro: int) -> Ticks:
+def ticks(table: Table) -> Ticks:
     """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
-    table = table_of(lay, micro)
-    assert table
     found = [0] * len(Ticks._fields)
     for start, stop, kinds in segments(table):
         arrive = [bool((table.columns[name][start:stop] < table.slots[COLUMNS[name]]).any()) for name in ("arrive_x", "arrive_g")]
@@ -157,11 +179,17 @@ def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
     alone = [start for start, stop, _ in segments(table) if stop - start == 1 and lay.platform == "cpu"]
     straight = [int((table.columns[name][alone, 0] >= 0).sum()) for name in ("enter", "leave")]
     once = lambda n: max(0, n - 1)
-    return Flow(parts, seen, table.schedule.splits, (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))))
+    return Flow(
+        parts,
+        seen and not stashes(lay),
+        table.schedule.splits,
+        (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))),
+        ticks(table),
+    )
 
 
 FORWARD, BACKWARD = ("rows", "weights", "layer", "layer end"), ("told", "weights again", "layer again", "layer back", "gradients")
-"""Places that come in every tick with a forward and, since that computes it again, with a backward; and in the latter alone."""
+"""Places that come in every tick with a forward and, unless a stage keeps what it needs, with a backward, which computes it again; in the latter alone."""
 
 
 def as_often(x: Shapes, c: Collective) -> Collective:
@@ -169,8 +197,10 @@ def as_often(x: Shapes, c: Collective) -> Collective:
     layers, whether there is work for it or not."""
     if not x.flow or c.place not in (*FORWARD, *BACKWARD, "gradients late"):
         return c
-    often = ticks(x.layout, x.micro)
-    times = often.forward + often.backward if c.place in FORWARD else often.backward if c.place in BACKWARD else often.weight
+    often = x.flow.ticks
+    again = 0 if stashes(x.layout) else often.backward
+    times = {"told": again or often.forward, "gradients late": often.weight}.get(c.place, often.backward)
+    times = often.forward + again if c.place in FORWARD else times
     each = x.micro * (x.parts if PLACES[c.place].often == LAYER else 1)
     assert c.count % each == c.bytes % each == 0, c
     return c._replace(count=c.count // each * times, bytes=c.bytes // each * times)
@@ -185,13 +215,13 @@ def unused(x: Shapes) -> tuple[str, ...]:
 
 def spared(x: Shapes, c: Collective) -> Collective:
     """What of a strategy's cost for the last layers of all parts does not happen, to be added to the whole."""
-    times = ticks(x.layout, x.micro).backward if c.place in unused(x) else 0
+    times = x.flow.ticks.backward if x.flow and c.place in unused(x) else 0
     return c._replace(count=-c.count // (x.micro * x.parts) * times, bytes=-c.bytes // (x.micro * x.parts) * times)
 
 
 def also(option: str) -> bool:
-    """Whether an option is a schedule with a number of its own: interleaved4."""
-    return bool(INTERLEAVED.fullmatch(option))
+    """Whether an option is a schedule with a number of its own (interleaved4), or a file with a table."""
+    return bool(INTERLEAVED.fullmatch(option)) or option.endswith(TABLE)
 
 
 NAMES = {"interleaved": "interleaved2"}

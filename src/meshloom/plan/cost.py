@@ -14,9 +14,9 @@ from meshloom.parallel import pipe
 from meshloom.parallel.base import Collective, Shapes, merge, ordered
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
-from meshloom.runner.pipeline import placed
 from meshloom.runner.place import ranks
 from meshloom.runner.run import How, stacks
+from meshloom.runner.stage import placed
 
 SUMS = 4
 """Numbers that the language-modelling objective adds up for the log: loss, z, correct, tokens."""
@@ -75,7 +75,7 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
     found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
     where = placed(model, c, layout)
     kinds, times = (where.kinds, math.prod(where.layers.shape[:2])) if where else (model.kinds(c), 1)
-    for s in stacks(kinds) if layout.platform == "cpu" else ():
+    for s in stacks(kinds) if layout.platform == "cpu" and not pipe.stashes(layout) else ():
         for kind in s.unit:
             found[kind.stack] += times * s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
     return found

@@ -13,7 +13,7 @@ import jax
 from meshloom import __version__
 from meshloom.core.config import dump, to_tree
 from meshloom.core.files import FolderLock, write_text
-from meshloom.core.layout import Layout
+from meshloom.core.layout import PIPE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import padding
 from meshloom.core.tree import Tree
@@ -23,14 +23,14 @@ from meshloom.models.attention import training_row
 from meshloom.models.base import Model
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in, table_of
+from meshloom.parallel.pipe import chunks_in, own, table_of
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.pipeline import placed
 from meshloom.runner.run import How
+from meshloom.runner.stage import placed
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
 from meshloom.train import loop
@@ -118,6 +118,8 @@ def micro_batches(config: RunConfig, layout: Layout) -> int:
         return given
     if layout.stages == 1:
         return 1
+    if table := own(layout.options.get(PIPE, ())):
+        return table.micro
     group, rows = layout.stages if chunks_in(layout) > 1 else 1, config.batch.sequences
     fit = [n for n in range(group, 4 * layout.stages + 1, group) if rows % (n * shards) == 0]
     if not fit:

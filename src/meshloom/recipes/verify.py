@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from meshloom.core.batch import Batch
-from meshloom.core.layout import Layout
+from meshloom.core.layout import PIPE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import arranged
 from meshloom.core.spec import Spec, init, is_spec
 from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in
+from meshloom.parallel.pipe import chunks_in, own
 from meshloom.parallel.table import build, parse
 from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
@@ -158,7 +158,8 @@ def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
 
 def cut_for(x: Case, layout: Layout) -> Case:
     """The case with micro-batches that a layout can run: in a pipeline a multiple of its stages."""
-    return x._replace(micro=math.lcm(x.micro, layout.stages) if layout.stages > 1 else x.micro)
+    table = own(layout.options.get(PIPE, ()))
+    return x._replace(micro=table.micro if table else math.lcm(x.micro, layout.stages) if layout.stages > 1 else x.micro)
 
 
 def row(spelling: str, got: Outcome, one: Outcome, lines: list, weights: bool = True) -> Row:

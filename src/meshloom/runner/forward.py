@@ -11,8 +11,9 @@ from meshloom.core.leaf import whole_rows
 from meshloom.core.tree import Tree
 from meshloom.models.base import Ctx, Model, unembed
 from meshloom.runner.gather import outer_weights, outside
-from meshloom.runner.pipeline import stage_of, through
+from meshloom.runner.pipeline import through
 from meshloom.runner.run import How, Layers, run
+from meshloom.runner.stage import stage_of
 
 
 def hidden(

@@ -28,8 +28,8 @@ from meshloom.parallel.pipe import table_of
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step
-from meshloom.runner.pipeline import stage_of
 from meshloom.runner.place import from_stages
+from meshloom.runner.stage import stage_of
 
 
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:

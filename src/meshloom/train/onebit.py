@@ -53,7 +53,8 @@ def piece(lay: Layout, s: Spec) -> Piece:
     """How a parameter is exchanged under a layout."""
     local, lead = lay.shard_shape("rest", s), separate(s)
     at = next((i for i in range(lead, len(local)) if local[i] % count(lay) == 0), None)
-    rows, split = (ordered(lay, tuple(a for name in names for a in lay.rest.get(name, ()))) for names in (s.axes[:lead], s.axes[lead:]))
+    over = lay.entries("rest", s.axes)
+    rows, split = (ordered(lay, tuple(a for mesh_axes in part for a in mesh_axes)) for part in (over[:lead], over[lead:]))
     return Piece(at, local[0] if lead else 1, math.prod(s.used[lead:]), split, rows, math.prod(local))
 
 

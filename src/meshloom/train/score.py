@@ -15,7 +15,7 @@ from meshloom.models.base import Model
 from meshloom.objectives.lm import Bound, evaluate, lm
 from meshloom.plan.plan import Plan
 from meshloom.runner.gather import gather_step
-from meshloom.runner.pipeline import placed
+from meshloom.runner.stage import placed
 from meshloom.train.gradient import batch_partition, batch_shardings, over_devices
 
 
