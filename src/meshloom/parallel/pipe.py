@@ -195,35 +195,34 @@ def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
     )
 
 
-FORWARD, BACKWARD = ("rows", "weights", "layer", "layer end"), ("told", "weights again", "layer again", "layer back", "gradients")
-"""Places that come in every tick with a forward and, unless a stage keeps what it needs, with a backward, which computes it again; in the latter alone."""
+FORWARD = ("rows", "weights", "layer", "layer end")
+"""Places that come in every tick with a forward and, where a stage does not keep what it needs, in every tick with a backward, which computes it again."""
+BACKWARD = ("weights again", "layer again", "layer back", "gradients")
+"""Places that come in every tick with a backward."""
 
 
-def as_often(x: Shapes, c: Collective) -> Collective:
-    """What another strategy tells of each micro-batch and each layer, as often as a pipeline comes there: in each tick each device runs one part of its
-    layers, whether there is work for it or not."""
-    if not x.flow or c.place not in (*FORWARD, *BACKWARD, "gradients late"):
-        return c
-    often = x.flow.ticks
-    again = 0 if stashes(x.layout) else often.backward
-    times = {"told": again or often.forward, "gradients late": often.weight}.get(c.place, often.backward)
-    times = often.forward + again if c.place in FORWARD else times
+def ticks_of(x: Shapes, place: str) -> tuple[str, ...]:
+    """The kinds of ticks (fields of Ticks) that come to a place where each device runs one part of its layers, whether there is work for it or not;
+    () for places that come once a micro-batch, or a step."""
+    again = "forward" if stashes(x.layout) else "backward"
+    kinds = {"told": (again,), "gradients late": ("weight",), **dict.fromkeys(BACKWARD, ("backward",))}
+    return tuple(dict.fromkeys(("forward", again))) if place in FORWARD else kinds.get(place, ())
+
+
+def part(x: Shapes, c: Collective) -> Collective:
+    """Of what a strategy tells of all layers and micro-batches, what one part of the layers moves in one tick."""
     each = x.micro * (x.parts if PLACES[c.place].often == LAYER else 1)
     assert c.count % each == c.bytes % each == 0, c
-    return c._replace(count=c.count // each * times, bytes=c.bytes // each * times)
+    return c._replace(count=c.count // each, bytes=c.bytes // each)
 
 
 def unused(x: Shapes) -> tuple[str, ...]:
-    """Places of which a backward's own forward pass spares its last layer: nobody reads its output. A compiler finds out where that layer is no turn of
-    a loop. What is computed again for the backward pass anyway is then not needed either, but for what a layer tells."""
+    """Places that a backward spares where it computes the last layer of a part again: nobody reads its output. A compiler finds that out where the
+    layer is no turn of a loop. What is computed once more for the backward pass itself is then not needed either, but for what a layer tells."""
+    if not x.flow or not x.flow.seen:
+        return ()
     again = x.remat == "full" and not x.run[-1].tells
     return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not any(x.merged.values()) else ()))
-
-
-def spared(x: Shapes, c: Collective) -> Collective:
-    """What of a strategy's cost for the last layers of all parts does not happen, to be added to the whole."""
-    times = x.flow.ticks.backward if x.flow and c.place in unused(x) else 0
-    return c._replace(count=-c.count // (x.micro * x.parts) * times, bytes=-c.bytes // (x.micro * x.parts) * times)
 
 
 def also(option: str) -> bool:

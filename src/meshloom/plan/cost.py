@@ -83,12 +83,35 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """Every collective of one step under a layout's compact spelling, by strategy."""
+    rest, ticks = shares(spelling, x)
+    return merge([*rest, *(c._replace(count=c.count * times, bytes=c.bytes * times) for times, found in ticks.values() for c in found)])
+
+
+class Ticking(NamedTuple):
+    """What one tick of a kind moves inside the parts of a pipeline that run in it. times: ticks of that kind in a step."""
+
+    times: int
+    moves: tuple[Collective, ...]
+
+
+def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, Ticking]]:
+    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    found = [pipe.as_often(x, c) if name != PIPE else c for name in asked for c in STRATEGIES[name].cost(x)]
-    if x.flow and x.flow.seen:
-        last = last_layers(x)
-        found += [pipe.spared(x, c) for name in asked if name != PIPE for c in STRATEGIES[name].cost(last)]
-    return merge(c._replace(axes=ordered(x.layout, c.axes)) for c in found)
+    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for name in names for c in STRATEGIES[name].cost(x))
+    if not x.flow:
+        return merge(told(x, asked)), {}
+    rest, inside = list(STRATEGIES[PIPE].cost(x)), [name for name in asked if name != PIPE]
+    ticks: dict[str, list[Collective]] = {kind: [] for kind in ("forward", "backward", "weight")}
+    for c in told(x, inside):
+        kinds = pipe.ticks_of(x, c.place)
+        for kind in kinds:
+            ticks[kind].append(pipe.part(x, c))
+        rest += [] if kinds else [c]
+    for c in told(last_layers(x), inside) if pipe.unused(x) else ():
+        if c.place in pipe.unused(x):
+            one = pipe.part(x, c)
+            ticks["backward"].append(one._replace(count=-one.count, bytes=-one.bytes))
+    return merge(rest), {kind: Ticking(getattr(x.flow.ticks, kind), merge(found)) for kind, found in ticks.items() if found}
 
 
 def last_layers(x: Shapes) -> Shapes:
