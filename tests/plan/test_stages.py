@@ -35,7 +35,8 @@ def test_layers_and_idle_time() -> None:
     assert p.said == f"1f1b: 4 stages of 2 layers, 8 micro-batches in {p.ticks} ticks, idle 27.3% of a step"
     two = found("pipe=2:interleaved2 data=2")
     assert two.layers == (((0, 1), (4, 5)), ((2, 3), (6, 7))) and two.idle == pytest.approx(0.5 / 8.5)
-    assert "2 stages x 2 chunks of 2 layers" in two.said
+    assert "2 stages x 2 chunks of 2 layers" in two.said and two.held == "stage 0: layers 0-1, 4-5; stage 1: layers 2-3, 6-7"
+    assert found("pipe=8").held == "stage 0: layer 0; stage 1: layer 1; ... stage 7: layer 7"
 
 
 def test_layers_that_do_not_divide_leave_slots_empty() -> None:
@@ -69,7 +70,7 @@ def test_the_plan_shows_stages_and_what_is_in_flight() -> None:
     for said in (
         "pipeline   interleaved2: 2 stages x 2 chunks of 1 layer, 8 micro-batches in 20 ticks, idle 5.9% of a step",
         "Stages of the pipeline",
-        "0; 2",
+        "layers 0, 2",
         "inputs, from F to B",
         "in flight",
     ):

@@ -171,8 +171,8 @@ def _arrays(e: Explained) -> Any:
 
 def _stages(p: Pipeline) -> Any:
     """What each stage runs, and what its device has in flight, every place of it."""
-    table = _table("Stages of the pipeline", ("stage", "layers, by chunk"), ("kept or on its way", "places", "bytes of each"))
-    rows = [(str(stage), "; ".join(", ".join(map(str, layers)) or "none" for layers in chunks)) for stage, chunks in enumerate(p.layers)]
+    table = _table("Stages of the pipeline", ("stage", "holds"), ("kept or on its way", "places", "bytes of each"))
+    rows = [(str(at), p.stage(at)) for at in range(len(p.layers))]
     rings = [(ring.holds, f"{ring.places} + 1", f"{ring.each:,}") for ring in p.flight.rings.values()]
     for left, right in itertools.zip_longest(rows, rings):
         table.add_row(*(left or ("", "")), *(right or ("", "", "")))

@@ -25,10 +25,26 @@ class Pipeline(NamedTuple):
 
     @property
     def said(self) -> str:
-        """The pipeline in a line."""
+        """The pipeline in a line, its schedule first."""
+        return f"{self.schedule}: {self.size}"
+
+    @property
+    def size(self) -> str:
+        """Its parts, its micro-batches and its idle time, in a line."""
         chunks, stages = len(self.layers[0]), len(self.layers)
         parts = f"{stages} stages" + (f" x {chunks} chunks" if chunks > 1 else "") + f" of {self.slots} layer{'s' * (self.slots > 1)}"
-        return f"{self.schedule}: {parts}, {self.micro} micro-batch{'es' * (self.micro > 1)} in {self.ticks} ticks, idle {self.idle:.1%} of a step"
+        return f"{parts}, {self.micro} micro-batch{'es' * (self.micro > 1)} in {self.ticks} ticks, idle {self.idle:.1%} of a step"
+
+    @property
+    def held(self) -> str:
+        """Which stage has which layers, in a line; of many stages the first and the last."""
+        shown = [0, 1, len(self.layers) - 1] if len(self.layers) > 4 else range(len(self.layers))
+        return "; ".join(f"{'... ' * (at > 2 and len(self.layers) > 4)}stage {at}: {self.stage(at)}" for at in shown)
+
+    def stage(self, at: int) -> str:
+        """The layers of one stage, those of a chunk together: "layers 0-1, 4-5"."""
+        runs = [f"{min(chunk)}-{max(chunk)}" if len(chunk) > 1 else str(min(chunk)) for chunk in self.layers[at] if chunk]
+        return f"layer{'s' * (sum(map(len, self.layers[at])) > 1)} {', '.join(runs)}" if runs else "no layer"
 
 
 def pipeline(model: Model, x: Shapes) -> Pipeline | None:
