@@ -45,9 +45,12 @@ MODELS = {
 LARGE = (
     "data=2 zero3=2 tensor=4 sequence",
     "zero3=8 tensor=2",
-    "pipe=2:interleaved2 zero1=2 tensor=4 sequence",
-    "data=2 zero2=4 tensor=4 sequence",
-    "pipe=4 zero1=2 tensor=4",
+    "data=4 zero2=4 tensor=2 sequence",
+    "zero3=16 tensor=2 sequence",
+    "pipe=2:interleaved2 zero3=4 tensor=2 sequence",
+    "pipe=4:gpipe tensor=2 zero1=2",
+    "pipe=4:zb context=2 data=2",
+    "pipe=4:1f1b,stash zero3=4 tensor=2",
 )
 """Products on 16 and 32 devices."""
 SCHEDULES = ("gpipe", "interleaved2", "zb", "1f1b,stash")

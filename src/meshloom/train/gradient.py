@@ -24,10 +24,10 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective, evaluate
+from meshloom.parallel.pipe import table_of
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step
-from meshloom.runner.pipeline import table_of
 from meshloom.runner.place import from_stages
 from meshloom.runner.stage import stage_of
 
