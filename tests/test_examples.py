@@ -111,6 +111,14 @@ def test_named_transformer(home: Path, tmp_path: Path) -> None:
     assert "reduce-scatter over rows x cols" in told
 
 
+def test_encoder_decoder(home: Path, tmp_path: Path) -> None:
+    told = run(home, tmp_path, "encoder_decoder.py", "--steps", "8")
+    assert numbers(r"^1f1b differs from one device: gradients (\S+)$", told)[0] < 1e-5
+    assert "a step: 60 programs and 51 moves" in told
+    first, last = numbers(r"^loss of a letter: ([\d.]+) at first, ([\d.]+) after 8 steps$", told)
+    assert last < first - 1
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
 def test_examples_are_short_and_say_what_they_show(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

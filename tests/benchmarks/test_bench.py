@@ -105,6 +105,13 @@ def test_start_up_is_timed_to_the_first_step(tmp_path: Path) -> None:
     assert 0 <= start.waiting < 1
 
 
+def test_calls_of_stages_are_counted_and_timed() -> None:
+    env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(BENCH / "stage_calls.py"), "--stages", "2", "--micro", "3", "--arrays", "2,5", "--steps", "2"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == [f"{n} parameters a stage: 11 programs and 7 moves" for n in (2, 5)]
+
+
 @pytest.mark.parity
 def test_ours_and_theirs_do_the_same_work(tmp_path: Path) -> None:
     """The whole comparison, tiny: equal losses and equal tokens."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshloom.parallel.pipe import chunks_in, schedule_in
+from meshloom.parallel.pipe import chunks_in, fits, schedule_in
 from meshloom.parallel.table import build, parse, spell
 from programs import config
 
@@ -26,8 +26,8 @@ def test_spellings(spelling) -> None:
 @pytest.mark.parametrize(
     "spelling, said",
     [
-        ("pipe=4", "4 stages of 1 part each are more than the model's 2 layers"),
-        ("pipe=2:interleaved2", "2 stages of 2 parts each are more than"),
+        ("pipe=4", "The model has 2 layers, and 4 stages take 4: each part has one at least. Use 2 stages at most"),
+        ("pipe=2:interleaved2", "2 stages of 2 chunks take 4: .*Use 1 stage at most, or a schedule with fewer chunks"),
         ("pipe=2:gpipe,1f1b", "one schedule, and gpipe and 1f1b are asked for"),
         ("pipe=2:1f2b", "Did you mean '1f1b'"),
     ],
@@ -42,6 +42,20 @@ def test_refuses_sizes_that_do_not_divide() -> None:
         build("pipe=5", config("llama", layers=5)[1], 16)
     with pytest.raises(ValueError, match="embed 32 cannot be split over 3 stages. Use one of 1, 2, 4"):
         build("pipe=3", config("llama", layers=3)[1], 16)
+
+
+@pytest.mark.parametrize(
+    "layers, stages, chunks, said",
+    [
+        (4, 8, 1, r"The model has 4 layers, and 8 stages take 8: each part has one at least. Use 4 stages at most, or a deeper model."),
+        (6, 4, 4, r"4 stages of 4 chunks take 16: each part has one at least. Use 1 stage at most, or a schedule with fewer chunks."),
+        (3, 2, 4, r"2 stages of 4 chunks take 8: each part has one at least. Use 3 chunks at most, or a schedule with fewer chunks."),
+    ],
+)
+def test_refuses_more_parts_than_layers(layers: int, stages: int, chunks: int, said: str) -> None:
+    fits(layers, layers // chunks or 1, min(chunks, layers))
+    with pytest.raises(ValueError, match=said):
+        fits(layers, stages, chunks)
 
 
 def test_a_table_of_the_users_own(tmp_path) -> None:

@@ -159,3 +159,21 @@ def test_words_for_people() -> None:
     assert visible(4, 3) == [0, 1, 2, 3]
     assert visible(64, 9, 4) == [0, 1, None, 9, None, 63]
     assert visible(64, 63, 4) == [0, 1, None, 63]
+
+
+def test_a_pipeline_is_drawn_as_its_stages_hold_it() -> None:
+    """3 layers on 2 stages of 2 slots: between steps parameters are split as ZeRO-1 splits them; in a step a stage has its own layers."""
+    d = drawn("pipe=2 zero1=2 tensor=2", device=5)
+    model, c = config("llama", layers=3)
+    lay = build("pipe=2 zero1=2 tensor=2", c, 16, "gpu")
+    assert sum(held.parts[0].bytes for held in d.weights) == stored(lay, model.specs(c))
+    kinds = {held.axes: held for held in d.weights}
+    rest, step, live, grad = kinds["layer", "embed", "heads", "head"].parts
+    assert [(cut.over, cut.own) for cut in rest.cuts] == [((), 0), (("zero1", "pipe"), 1), (("tensor",), 1), ((), 0)]
+    assert rest.shape == (3, 8, 4, 8) and step.shape == grad.shape == (2, 32, 4, 8) and live.shape == (32, 4, 8)
+    assert (rest.copies, step.copies, live.copies) == (1, 2, 2) and step.note == "layer 2, gathered"
+    assert [(cut.name, cut.over) for cut in kinds["vocab", "embed"].parts[0].cuts] == [("vocab", ("tensor", "pipe")), ("embed", ("zero1",))]
+    (pipe,) = (axis for axis in d.axes if axis.name == "pipe")
+    assert "2 stages of 2 layers, 2 micro-batches" in pipe.what and "stage 0: layers 0-1; stage 1: layer 2" in pipe.what
+    acts = {held.paths[0]: held.parts[0] for held in d.acts}
+    assert acts["tokens"].copies == 4 and acts["residual stream"].copies == 2, "stages work on different micro-batches"

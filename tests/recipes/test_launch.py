@@ -31,6 +31,22 @@ def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
         ({"layout": "zero3=8", "batch": {"sequences": 12}}, r"12 sequences.*8 devices"),
         ({"data": {"seq": 64}}, r"data\.seq is 64.*max_seq 32"),
         ({"layout": "sequence"}, r"'sequence'.*'tensor'"),
+        ({"layout": "pipe=8"}, r"The model has 2 layers, and 8 stages take 8.*Use 2 stages at most"),
+        ({"layout": "pipe=2 pipe=4"}, r"'pipe' stands twice"),
+        ({"layout": "pipe=2:1fb1"}, r"Did you mean '1f1b'"),
+        ({"layout": "pipe=2 data=8"}, r"needs 16 devices \(pipe=2 x data=8\).*--devices 16"),
+        (
+            {"layout": "pipe=2 data=2", "batch": {"sequences": 6, "micro_batches": 6}},
+            r"6 sequences in 6 micro-batches are 1 each.*sequences: 12",
+        ),
+        (
+            {"layout": "pipe=2:interleaved2", "model": {"layers": 4}, "batch": {"sequences": 6, "micro_batches": 3}},
+            r"groups of 2, and 3 .*The nearest that fit: 2 or 4",
+        ),
+        (
+            {"layout": "pipe=2:interleaved2 data=2", "model": {"layers": 4}, "batch": {"sequences": 6}},
+            r"6 sequences cannot be cut into micro-batches.*Use batch.sequences that is a multiple of 4, such as 8",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(over, says, tmp_path):
@@ -42,6 +58,18 @@ def test_padding_of_a_split_sequence_is_said(tmp_path):
     chosen = launch.choose(recipe(tmp_path, layout="context=4", data={"seq": 30}))
     assert "sequence: rows of 30 tokens are padded to 32 for context=4 (6.2% of the work, weight 0)" in chosen.said
     assert any("attention in a ring of 4 devices, 4 heads (2 for keys) on each" in line for line in chosen.said)
+
+
+def test_a_pipeline_says_what_it_chose_and_what_it_computes_in_vain(tmp_path):
+    """Up to four micro-batches a stage; a third layer on two stages leaves a slot empty."""
+    chosen = launch.choose(recipe(tmp_path, layout="pipe=2", model={"layers": 3}, batch={"sequences": 12}))
+    assert chosen.plan.micro == 6 and "pipeline: 6 micro-batches (chosen; batch.micro_batches says how many)" in chosen.said
+    empty = (
+        "pipeline: 3 layers on 2 stages of 2 slots each; 1 of 4 slots hold no layer and are computed in vain (33% more work in the layers)"
+    )
+    assert empty in chosen.said
+    given = launch.choose(recipe(tmp_path, layout="pipe=2", batch={"micro_batches": 2}))
+    assert given.plan.micro == 2 and not [line for line in given.said if line.startswith("pipeline") or not line]
 
 
 def test_vocabulary_smaller_than_the_tokenizers(tmp_path):

@@ -72,12 +72,7 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(
             f"The table {given[0]} has {table.stages} rows, one a stage, and the layout {asked.devices} stages. Write pipe={table.stages}, or another table."
         )
-    parts = asked.devices * chunks_of_options(asked.options)
-    if parts > c.layers:
-        raise ValueError(
-            f"{asked.devices} stages of {parts // asked.devices} part{'s' * (parts > asked.devices)} each are more than the model's {c.layers} layers. "
-            f"Use fewer stages, or a schedule with fewer parts."
-        )
+    fits(c.layers, asked.devices, chunks_of_options(asked.options))
     if c.vocab_padded % asked.devices:
         raise ValueError(
             f"A pipeline splits the vocabulary, and {c.vocab_padded} rows (vocab {c.vocab}, padded) cannot be split over {asked.devices} stages. "
@@ -87,6 +82,18 @@ def check(c, seq: int, asked: Asked) -> None:
         raise ValueError(
             f"A pipeline keeps parameters split along embed between steps, and embed {c.embed} cannot be split over {asked.devices} stages. "
             f"Use one of {divisors(c.embed)} stages."
+        )
+
+
+def fits(layers: int, stages: int, chunks: int) -> None:
+    """Refuses more parts than a model has layers."""
+    if stages * chunks > layers:
+        parts = f"{stages} stages of {chunks} chunks take {stages * chunks}" if chunks > 1 else f"{stages} stages take {stages}"
+        most = layers // chunks
+        raise ValueError(
+            f"The model has {layers} layers, and {parts}: each part has one at least. "
+            + (f"Use {most} stage{'s' * (most > 1)} at most" if most else f"Use {layers} chunks at most")
+            + (", or a schedule with fewer chunks." if chunks > 1 else ", or a deeper model.")
         )
 
 

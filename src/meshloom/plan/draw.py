@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from meshloom.core.layout import TABLES, Layout
+from meshloom.core.layout import PIPE, TABLES, Layout
 from meshloom.core.order import padded, true_place
 from meshloom.core.spec import Spec, is_spec, spec
 from meshloom.core.tree import Tree, named_leaves
@@ -19,6 +19,7 @@ from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.parallel.table import STRATEGIES, parse, spell
 from meshloom.plan.explain import size
+from meshloom.plan.stages import Pipeline, pipeline
 from meshloom.plan.traffic import Traffic, traffic
 
 MOMENTS = {
@@ -136,7 +137,8 @@ def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str,
             f"There is no device {device}: this layout has {lay.devices}, counted from 0. Use --device 0 to {lay.devices - 1}."
         )
     place = coordinates(lay.sizes, device)
-    weights, others = arrays(x, place, kept)
+    pipe = pipeline(model, x)
+    weights, others = arrays(x, named_leaves(model.specs(c), is_spec), place, kept, pipe)
     acts = activations(x, seq, place)
     names = {axis for held in (*weights, *acts) for axis in held.axes}
     cut = f"{x.micro} micro-batch{'es' * (x.micro > 1)}"
@@ -145,7 +147,7 @@ def drawing(model: Model, spelling: str, x: Shapes, seq: int, kept: Mapping[str,
         spelling=spell(parse(spelling)),
         how=f"{x.rows * lay.size(lay.batch) * x.micro} sequences of {seq} tokens in {cut}, {x.dtype}, remat {x.remat}, {lay.platform}",
         sizes=lay.sizes,
-        axes=mesh_axes(spelling, lay, names),
+        axes=mesh_axes(spelling, lay, names, {PIPE: (pipe.size, pipe.held)} if pipe else {}),
         device=device,
         place=place,
         weights=weights,
@@ -163,8 +165,8 @@ def coordinates(sizes: Mapping[str, int], device: int) -> dict[str, int]:
     return {name: place[name] for name in sizes}
 
 
-def mesh_axes(spelling: str, lay: Layout, names: set[str]) -> tuple[MeshAxis, ...]:
-    """Every mesh axis, with the strategies that asked for it.  names: axes that the model's arrays have."""
+def mesh_axes(spelling: str, lay: Layout, names: set[str], more: Mapping[str, tuple[str, ...]] | None = None) -> tuple[MeshAxis, ...]:
+    """Every mesh axis, with the strategies that asked for it.  names: axes that the model's arrays have.  more: what else there is to say of one."""
     found = []
     for name, devices in lay.sizes.items():
         words, phrases = [], []
@@ -178,7 +180,7 @@ def mesh_axes(spelling: str, lay: Layout, names: set[str]) -> tuple[MeshAxis, ..
             for axis, over in getattr(lay, table).items():
                 if name in over and axis in names:
                     splits[axis] = (*splits.get(axis, ()), table)
-        what = "; ".join(phrases)
+        what = "; ".join((*phrases, *(more or {}).get(name, ())))
         said = found and (found[-1].asked, found[-1].what or what) == (" ".join(words), what)
         found.append(MeshAxis(name, devices, " ".join(words), "" if said else what, splits))
     return tuple(found)
@@ -188,16 +190,16 @@ def cuts(lay: Layout, table: str, s: Spec, place: Mapping[str, int]) -> tuple[Cu
     """How a table splits each axis of an array.  Raises ValueError where a size does not divide."""
     found = []
     lay.shard_shape(table, s)
-    for name, whole in zip(s.axes, s.shape):
-        over = split(lay, name, table)
+    entries = [split(lay, name) for name in s.axes] if table == "acts" else lay.entries(table, s.axes)
+    for name, whole, over in zip(s.axes, s.shape, entries):
         found.append(Cut(SHOWN.get(name, name), whole, over, lay.size(over), piece(lay.sizes, over, place)))
     return tuple(found)
 
 
-def split(lay: Layout, name: str, table: str = "acts") -> tuple[str, ...]:
-    """The mesh axes that split an axis under a table. Inside a layer, rows are split as everywhere and over `lay.inner` besides, embed only where
+def split(lay: Layout, name: str) -> tuple[str, ...]:
+    """The mesh axes that split an axis of activations. Inside a layer, rows are split as everywhere and over `lay.inner` besides, embed only where
     the weights that it meets are split too; inside attention heads are split over `lay.exchange` besides; experts have the tokens of all devices that split them."""
-    own = getattr(lay, table).get(name, ())
+    own = lay.acts.get(name, ())
     inside = {
         "work_batch": (*lay.batch, *own),
         "whole_embed": tuple(axis for axis in lay.stream if axis in lay.live.get("embed", ())),
@@ -223,19 +225,22 @@ def part(lay: Layout, moment: str, s: Spec, place: Mapping[str, int], dtype: str
     return Part(moment, found, arrays * here * jnp.dtype(dtype).itemsize, dtype, copies, note)
 
 
-def arrays(x: Shapes, place: Mapping[str, int], kept: Mapping[str, Tree]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
-    """Every kind of parameter at its four moments; and what is stored beside them that lies as no parameter does (factored moments)."""
+def arrays(
+    x: Shapes, leaves: Mapping[str, Spec], place: Mapping[str, int], kept: Mapping[str, Tree], pipe: Pipeline | None = None
+) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    """Every kind of parameter at its four moments; and what is stored beside them that lies as no parameter does (factored moments).
+    leaves: the parameters between steps, by path; those of x are as a step runs them."""
     lay = x.layout
     state = {kind: _kinds(named_leaves(tree, is_spec)) for kind, tree in kept.items()}
     weights = []
-    for key, group in _kinds(x.leaves).items():
+    for key, group in _kinds(leaves).items():
         s, beside = next(iter(group.values())), []
         for kind, groups in state.items():
             mirrors = [path for path in groups.get(key, {}) if path.endswith(tuple(group))]
             taken = [groups[key].pop(path) for path in mirrors]
             if taken:
                 beside.append((kind, sum(lay.shard_bytes("rest", a, jnp.dtype(a.dtype).itemsize) for a in taken)))
-        weights.append(Held(tuple(group), s.axes, s.shape, _weight(x, s, len(group), place, beside)))
+        weights.append(Held(tuple(group), s.axes, s.shape, _weight(x, s, x.leaves[next(iter(group))], len(group), place, beside, pipe)))
     others = []
     for kind, group in ((kind, group) for kind, groups in state.items() for group in groups.values() if group):
         s = next(iter(group.values()))
@@ -253,16 +258,23 @@ def _kinds(leaves: Mapping[str, Spec]) -> dict[Any, dict[str, Spec]]:
     return found
 
 
-def _weight(x: Shapes, s: Spec, n: int, place: Mapping[str, int], beside: list[tuple[str, int]]) -> tuple[Part, ...]:
-    """n parameters at rest, in a step, in their layer, and their gradients.  beside: kind and bytes of what is stored like them."""
+def _weight(
+    x: Shapes, s: Spec, run: Spec, n: int, place: Mapping[str, int], beside: list[tuple[str, int]], pipe: Pipeline | None
+) -> tuple[Part, ...]:
+    """n parameters at rest, in a step, in their layer, and their gradients.  run: as a step has them, with a pipeline's empty slots.
+    beside: kind and bytes of what is stored like them."""
     lay = x.layout
     rest = part(lay, "rest", s, place, s.dtype, n, "; ".join(f"{kind}: + {size(held)}" for kind, held in beside))
     gathered, cast = moved(lay, "rest", "step", s), s.dtype != x.dtype
-    step = part(lay, "step", s, place, x.dtype, n, "gathered" if gathered else "cast" if cast else "the same arrays")
+    how = "gathered" if gathered else "cast" if cast else "the same arrays"
+    if pipe and s.axes[0] == "layer":
+        how = pipe.stage(place[PIPE]) + (f", {how}" if gathered else "")
+    step = part(lay, "step", run, place, x.dtype, n, how)
     one = replace(s, shape=s.shape[1:], axes=s.axes[1:], used=s.used[1:]) if s.axes[0] == "layer" else s
-    how = ("one layer's", "gathered") if moved(lay, "step", "live", s) else ("one layer's",)
-    live = part(lay, "live", one, place, x.dtype, n, ", ".join(how[one is s :]))
-    return rest, step, live, part(lay, "grad", s, place, "float32", n)
+    said = ("one layer's", "gathered") if moved(lay, "step", "live", s) else ("one layer's",)
+    live = part(lay, "live", one, place, x.dtype, n, ", ".join(said[one is s :]))
+    live = live._replace(copies=live.copies // lay.stages) if one is not s else live  # other stages have other layers
+    return rest, step, live, part(lay, "grad", run, place, "float32", n)
 
 
 def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ...]:
@@ -279,6 +291,10 @@ def activations(x: Shapes, seq: int, place: Mapping[str, int]) -> tuple[Held, ..
         if all(axis in sizes for axis in axes.split()) and not ("attend_heads" in axes and "attend_heads" in plain):
             s = spec(sizes, " ".join(plain.get(axis, axis) for axis in axes.split()))
             one = _activation(x, s, place, dtype or x.dtype)
+            if lay.stages > 1 and name != "tokens" and not any(PIPE in cut.over for cut in one.cuts):
+                one = one._replace(
+                    copies=one.copies // lay.stages, note="on each stage of another micro-batch" * (name == "residual stream")
+                )
             if name == "tokens" and lay.ring:
                 one = one._replace(note=f"places {spans(held_places(lay, one.cuts[-1]))}")
             if name == "inside the experts" and not x.config.capacity:

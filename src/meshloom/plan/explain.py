@@ -1,6 +1,7 @@
 """The plan of a run before anything is allocated: shapes, layout, bytes on each device, operations and traffic of a step."""
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from meshloom.plan.cost import shapes, wire_bytes
 from meshloom.plan.flops import train_flops
 from meshloom.plan.memory import stored, working
 from meshloom.plan.plan import Plan
+from meshloom.plan.stages import Pipeline, pipeline
 
 
 class Array(NamedTuple):
@@ -35,6 +37,7 @@ class Explained(NamedTuple):
     active: parameters that one token goes through. trained: parameters that are not frozen.
     stored: kind -> bytes a device keeps between steps, exact. working: kind -> bytes that a step adds, an estimate. flops: of a step, all devices,
     model FLOPs (recomputed work is not counted). moved: the collectives of a step of each phase; one phase without a name where all steps are alike.
+    pipeline: None where there is none.
     """
 
     title: str
@@ -50,6 +53,7 @@ class Explained(NamedTuple):
     flops: float
     devices: int
     moved: dict[str, tuple[tuple[Collective, float], ...]]
+    pipeline: Pipeline | None = None
 
 
 class Kept(NamedTuple):
@@ -73,7 +77,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
     )
     asked = "" if spelling == "one device" else spelling
     moved = {phase: tuple((m, wire_bytes(m, lay)) for m in wherever(cost(asked, x))) for phase, cost in kept.moves.items()}
-    tokens = sequences * seq
+    tokens, pipe = sequences * seq, pipeline(model, x)
     return Explained(
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
@@ -83,11 +87,12 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
         stored={"parameters": stored(lay, specs), **{kind: stored(kept.layout, tree) for kind, tree in kept.stored.items()}},
-        working=working(model, x),
+        working=working(model, x, pipe and pipe.flight),
         tokens=tokens,
         flops=train_flops(model, c, seq) * tokens,
         devices=lay.devices,
         moved=moved,
+        pipeline=pipe,
     )
 
 
@@ -109,6 +114,7 @@ def brief(e: Explained) -> list[str]:
         f"layout     {layout}; {e.how}",
         f"memory     {size(here)} kept a device ({', '.join(f'{kind} {size(n)}' for kind, n in e.stored.items())}), about {size(step)} more in a step",
         f"step       {e.tokens:,} tokens, {number(e.flops)}FLOP, {sent} sent by each device",
+        *([f"pipeline   {e.pipeline.said}"] if e.pipeline else []),
         *([f"not split  {whole}"] if whole else []),
     ]
 
@@ -138,7 +144,12 @@ def lines(e: Explained, width: int = 140) -> list[str]:
         out.print(line, soft_wrap=True, highlight=False)
     for name, summary in e.layout:
         out.print(f"           {name}: {summary}", soft_wrap=True, highlight=False)
-    for table in (_arrays(e), _memory(e), *(_moved(phase, moved) for phase, moved in e.moved.items())):
+    for table in (
+        _arrays(e),
+        *([_stages(e.pipeline)] if e.pipeline else []),
+        _memory(e),
+        *(_moved(phase, moved) for phase, moved in e.moved.items()),
+    ):
         out.print(table)
     return out.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -158,6 +169,16 @@ def _arrays(e: Explained) -> Any:
     table = _table("Parameters between steps", ("array", "axes"), ("whole", "on a device", "bytes on a device"))
     for a in e.arrays:
         table.add_row(a.path, " ".join(a.axes), _shape(a.shape), _shape(a.shard), f"{a.bytes:,}")
+    return table
+
+
+def _stages(p: Pipeline) -> Any:
+    """What each stage runs, and what its device has in flight, every place of it."""
+    table = _table("Stages of the pipeline", ("stage", "holds"), ("kept or on its way", "places", "bytes of each"))
+    rows = [(str(at), p.stage(at)) for at in range(len(p.layers))]
+    rings = [(ring.holds, f"{ring.places} + 1", f"{ring.each:,}") for ring in p.flight.rings.values()]
+    for left, right in itertools.zip_longest(rows, rings):
+        table.add_row(*(left or ("", "")), *(right or ("", "", "")))
     return table
 
 

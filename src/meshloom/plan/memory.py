@@ -13,6 +13,7 @@ from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
+from meshloom.plan.timeline import Flight
 
 
 def stored(layout: Layout, specs: Tree) -> int:
@@ -35,15 +36,17 @@ def kv_cache(c: Any, layout: Layout, rows: int, length: int, dtype: str) -> int:
     return 2 * c.layers * rows * length * heads * c.head * jnp.dtype(dtype).itemsize
 
 
-def working(model: Model, x: Shapes) -> dict[str, int]:
+def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, int]:
     """Bytes that a step holds beside what is stored, by kind. An estimate from shapes: a compiler reuses buffers and adds its own;
     `compiled.memory_analysis()` has the compiler's number.
 
-    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32, of what trains. activations: kept for
-    the backward pass. loss: one chunk's logits and the head's gradient.
+    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32, of what trains.
+    activations: kept for the backward pass. loss: one chunk's logits and the head's gradient.  In a pipeline weights and gradients are those of a
+    stage; flight: what it has in flight; then activations are those of one chunk's backward, or what all in flight keep.
     """
     lay, leaves = x.layout, x.leaves.values()
-    copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s)]
+    staged = [s for s in leaves if s.axes[0] == "layer" and lay.stages > 1]
+    copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s) or s in staged]
     passing = [s for s in leaves if moved(lay, "step", "live", s)]
     weights = sum(x.elements("step", s) * x.width_of(s) for s in copied)
     weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) * x.width_of(s) for s in passing)
@@ -52,7 +55,8 @@ def working(model: Model, x: Shapes) -> dict[str, int]:
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
     loss = 2 * math.ceil(tokens / chunks) * rows * 4 + rows * x.config.embed * 4
-    return {"weights": weights, "gradients": gradients, "activations": x.config.layers * kept(x), "loss": loss}
+    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": x.config.layers * kept(x)}
+    return {"weights": weights, "gradients": gradients, **acts, "loss": loss}
 
 
 def kept(x: Shapes) -> int:

@@ -83,7 +83,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     said += [line] if (line := padding(layout, config.data.seq)) else []
     if where := placed(model, c, layout):
         chosen = f"pipeline: {micro} micro-batch{'es' * (micro > 1)} (chosen; batch.micro_batches says how many)"
-        said += [chosen] * (config.batch.micro_batches == "auto") + [line] * bool(line := where.said())
+        said += [chosen] * (config.batch.micro_batches == "auto") + [where.said()] * bool(where.masked)
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
@@ -138,7 +138,7 @@ def _check_batch(sequences: int, micro: int, shards: int) -> None:
     """Refuses a micro-batch whose sequences do not divide over the batch's devices."""
     rows = sequences // micro
     if rows % shards:
-        near = max(shards, round(sequences / (shards * micro)) * shards * micro)
+        near = max(shards * micro, round(sequences / (shards * micro)) * shards * micro)
         raise ValueError(
             f"{sequences} sequences in {micro} micro-batches are {rows} each, which {shards} devices cannot share "
             f"evenly. Use batch.sequences: {near}, or other batch.micro_batches."

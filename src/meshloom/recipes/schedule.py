@@ -114,16 +114,18 @@ def _named(stages: int, micro: int, name: str | None) -> tuple[list[Schedule], d
 
 def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple[list[Study], dict[str, str]]:
     """Schedules with the bytes of a recipe's model, and those that it has too few layers for."""
+    from meshloom.parallel.pipe import fits
     from meshloom.parallel.table import build
     from meshloom.plan.cost import shapes
-    from meshloom.plan.flight import fits, flight
+    from meshloom.plan.flight import flight
     from meshloom.recipes.launch import DTYPES, check_length, model_of
+    from meshloom.runner.place import place
     from meshloom.runner.run import How
 
     model, c, _ = model_of(config)
     check_length(config, c)
     s = studies[0].table.schedule
-    fits(c, s.stages, s.chunks)
+    fits(c.layers, s.stages, s.chunks)
     spelling = " ".join(word for word in config.layout.split() if word != "auto" and not word.startswith("pipe"))
     lay, how, data = build(spelling, c, config.data.seq), How("scan", config.train.remat), config.data
     dtype, packed = DTYPES[config.train.precision], data.packing == "documents"
@@ -131,8 +133,11 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     x = shapes(model, c, lay, data.seq, config.batch.sequences, s.micro, how, dtype, packed)
     found, left = [], {}
     for each in studies:
+        s = each.table.schedule
         try:
-            found.append(each._replace(flight=flight(each.table, x, said, stash)))
+            fits(c.layers, s.stages, s.chunks)
+            layers = len(place(model.kinds(c), s.stages, s.chunks).kinds)
+            found.append(each._replace(flight=flight(each.table, x, layers, said, stash)))
         except ValueError as error:
             if one:
                 raise

@@ -42,14 +42,13 @@ def table_of(lay: Layout, micro: int) -> Table | None:
 @pytree
 class Rings:
     """What a stage keeps from tick to tick. inbox: inputs that have arrived. kept: inputs or more, from forward to backward. grads: gradients of outputs.
-    late: what a backward leaves for the gradients of weights. Each has one slot more, which dummy work reads and writes. y, dx: what is sent next.
+    late: what a backward leaves for the gradients of weights. dx: what is sent next.
     layers, outer: gradients, fp32. sums: of the head, for the log. told: of each chunk, what its layers tell."""
 
     inbox: Array
     kept: tuple[Array, ...]
     grads: Array
     late: tuple[Array, ...]
-    y: Array
     dx: Array
     layers: Tree
     outer: Tree
@@ -62,7 +61,6 @@ class Passing:
     """What a stage keeps where there is no backward. out: [micro + 1, ...], outputs of the last part."""
 
     inbox: Array
-    y: Array
     out: Array
     told: Tree
 
@@ -105,7 +103,7 @@ class Step(Part):
         """What gradients of matrices are multiplied by in B: 0 where W makes them."""
         return vary(jnp.zeros(()), (PIPE, *self.s.layout.tokens)) if self.splits else None
 
-    def forward(self, c: Rings, r: Row, often: Often) -> Rings:
+    def forward(self, c: Rings, r: Row, often: Often) -> tuple[Array, Rings]:
         """F: a part's output, and into the rings its input, or what its backward needs."""
         x, m, v, told = self.first(c.inbox, r, often), r["forward"], r["forward_chunk"], c.told
         if self.stash:
@@ -114,7 +112,7 @@ class Step(Part):
         else:
             y, new = self.part(self.layers(v), x, m, v)[0], [x]
         kept = tuple(put(ring, r["forward_keep"], a) for ring, a in zip(c.kept, new, strict=True))
-        return replace(c, y=y, kept=kept, told=told)
+        return y, replace(c, kept=kept, told=told)
 
     def fresh(self, pull: Any) -> list[Array]:
         """What of a backward pass is no weight."""
@@ -132,9 +130,9 @@ class Step(Part):
         (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(trained(specs, outer), x)
         return douter, dx, sums
 
-    def last(self, c: Rings, r: Row, often: Often) -> Rings:
+    def last(self, y: Array, c: Rings, r: Row, often: Often) -> Rings:
         """The head of the micro-batch that leaves the pipeline."""
-        douter, dx, sums = often.run(partial(self.head_pass, c.y), r["leave"])
+        douter, dx, sums = often.run(partial(self.head_pass, y), r["leave"])
         add = lambda total, new: jax.tree.map(lambda t, n: t + n.astype(t.dtype), total, new)
         return replace(c, grads=put(c.grads, r["leave_to"], vary(dx, (PIPE,))), outer=add(c.outer, douter), sums=add(c.sums, sums))
 
@@ -187,7 +185,7 @@ class Step(Part):
         douter = often.run(partial(self.exit_pass, c.dx), r["exit"])
         return replace(c, outer=jax.tree.map(lambda t, n: t + n.astype(t.dtype), c.outer, douter))
 
-    def start(self, slots: dict[str, int]) -> tuple["Step", Rings]:
+    def start(self, sizes: dict[str, int]) -> tuple["Step", Rings]:
         """The step with what it needs to know, and empty rings and sums."""
         x, m, some, chunks = _arrives(self), jnp.int32(0), self.stage, (self.s.place.layers.shape[1],)
         _, extra, pull, more = jax.eval_shape(lambda: self.pulled(self.layers(some), self.waiting, x, some, some))
@@ -197,13 +195,12 @@ class Step(Part):
         dlayers = jax.eval_shape(lambda: step.backward_pass(blanks, x, some, some, self.waiting))[0]
         later = jax.eval_shape(lambda: step.split_pass(blanks, x, some, some)[1]) if self.splits else None
         (douter, _, sums), also = jax.eval_shape(lambda: self.head_pass(x, m)), jax.eval_shape(lambda: self.exit_pass(x, m))
-        ring = lambda name, a: vary(blank(a, (slots[name] + 1,)), (PIPE,))
+        ring = lambda name, a: vary(blank(a, (sizes[name],)), (PIPE,))
         rings = Rings(
             inbox=ring("inbox", x),
             kept=tuple(ring("kept", a) for a in kept),
             grads=ring("grads", x),
             late=tuple(ring("late", a) for a in jax.tree.leaves(later)),
-            y=x,
             dx=x,
             layers=jax.tree.map(
                 lambda w, g: vary(jnp.zeros(w.shape, jnp.float32), varying(g)), trained(self.specs.layers, self.w.layers), dlayers
@@ -231,9 +228,9 @@ class Step(Part):
         if kinds[1]:  # sent by the last backward, while the forward before this went on
             c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
         if kinds[0]:
-            c = self.forward(c, r, often["enter"])
-            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(c.y, 1)))
-            c = self.last(c, r, often["leave"]) if often["leave"].ticks else c
+            y, c = self.forward(c, r, often["enter"])
+            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(y, 1)))
+            c = self.last(y, c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
             c = self.backward(c, r)
             c = self.exit(c, r, often["exit"]) if often["exit"].ticks else c
@@ -251,7 +248,7 @@ def gradient(
     batch: [micro, batch, seq].  share: the factor of that sum.
     """
     stash = STASH in s.layout.options.get(PIPE, ())
-    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stash).start(table.slots)
+    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stash).start(table.sizes)
     for start, stop, kinds in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(step.tick, kinds, often), c, rows)
@@ -275,9 +272,9 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
         y, said = part.part(part.layers(v), part.first(c.inbox, r, often), m, v)
         said = jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), said)
         out = put(c.out, jnp.where(r["leave"] >= 0, r["leave"], micro), y)
-        return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), y, out, _add_rows(c.told, said, v)), None
+        return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), out, _add_rows(c.told, said, v)), None
 
-    c = Passing(blank(x, (table.slots["inbox"] + 1,)), x, blank(x, (micro + 1,)), told)
+    c = Passing(blank(x, (table.sizes["inbox"],)), blank(x, (micro + 1,)), told)
     for start, stop, _ in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(tick, often["enter"]), c, rows)
