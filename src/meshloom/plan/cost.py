@@ -95,12 +95,16 @@ class Ticking(NamedTuple):
 
 
 def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, Ticking]]:
-    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside."""
+    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside.
+
+    Exact where a part's layers are a loop. Where they are straight code (unrolled, or one layer a part), a CPU's compiler merges some gathers of
+    ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
+    remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
     told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for name in names for c in STRATEGIES[name].cost(x))
     if not x.flow:
         return merge(told(x, asked)), {}
-    rest, inside = list(STRATEGIES[PIPE].cost(x)), [name for name in asked if name != PIPE]
+    rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]
     ticks: dict[str, list[Collective]] = {kind: [] for kind in ("forward", "backward", "weight")}
     for c in told(x, inside):
         kinds = pipe.ticks_of(x, c.place)
