@@ -13,7 +13,7 @@ from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
 from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
-from meshloom.parallel.slots import COLUMNS, Table, compile, segments
+from meshloom.parallel.slots import ARRIVE, Table, compile, segments
 from meshloom.parallel.tensor1d import loss
 
 TABLE = ".csv"
@@ -173,7 +173,7 @@ def ticks(table: Table) -> Ticks:
     """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
     found = [0] * len(Ticks._fields)
     for start, stop, kinds in segments(table):
-        arrive = [bool((table.columns[name][start:stop] < table.slots[COLUMNS[name]]).any()) for name in ("arrive_x", "arrive_g")]
+        arrive = [bool(table.arrives[name][start:stop].any()) for name in ARRIVE]
         found = [n + (stop - start) * there for n, there in zip(found, (*kinds, *arrive))]
     return Ticks(*found)
 

@@ -9,7 +9,7 @@ Key/value heads that do not divide are kept whole on every device, and each quer
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import split_seq
 from meshloom.ops.loss import chunk_count
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, ordered
 
 SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "expert_ffn": ("tensor",), "vocab": ("tensor",)}
 
@@ -47,7 +47,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 def loss(x: Shapes, axis: str) -> list[Collective]:
     """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time.
     axis: the outermost that splits the vocabulary tells it; of others there is nothing."""
-    axes = x.layout.acts["vocab"]
+    axes = ordered(x.layout, x.layout.acts["vocab"])
     if axes[0] != axis:
         return []
     tokens = x.rows * x.seq // x.layout.size(x.layout.inner)

@@ -1,7 +1,7 @@
 """What one step of a model moves between devices under a layout: the sum of its strategies' formulas, and how that compares with a compiled program."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
 from meshloom.parallel import pipe
-from meshloom.parallel.base import Collective, Shapes, merge, ordered
+from meshloom.parallel.base import Collective, Shapes, merge, ordered, unreached
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.place import ranks
@@ -95,12 +95,20 @@ class Ticking(NamedTuple):
 
 
 def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, Ticking]]:
-    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside."""
+    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside.
+
+    Exact where a part's layers are a loop. Where they are straight code (unrolled, or one layer a part), a CPU's compiler merges some gathers of
+    ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
+    remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for name in names for c in STRATEGIES[name].cost(x))
+
+    def told(x: Shapes, names: list[str]) -> Iterator[Collective]:
+        found = (c for name in names for c in STRATEGIES[name].cost(x))
+        return (c._replace(axes=ordered(x.layout, c.axes)) for c in found if c.place not in unreached(x))
+
     if not x.flow:
         return merge(told(x, asked)), {}
-    rest, inside = list(STRATEGIES[PIPE].cost(x)), [name for name in asked if name != PIPE]
+    rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]
     ticks: dict[str, list[Collective]] = {kind: [] for kind in ("forward", "backward", "weight")}
     for c in told(x, inside):
         kinds = pipe.ticks_of(x, c.place)
