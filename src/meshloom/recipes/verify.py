@@ -144,7 +144,7 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
 
 
 def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
-    """The case with as many layers and rows as the layouts need, the same for all of them."""
+    """The case with as many layers and rows as the layouts need, the same for all of them: of a pipeline two layers a part, which are a loop."""
     rows, parts = [x.sequences], [2]
     for spelling in layouts:
         try:
@@ -152,7 +152,7 @@ def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
         except ValueError:
             continue  # refused below, with this sentence
         rows.append(cut_for(x, layout).micro * layout.size((*layout.batch, *layout.inner)))
-        parts.append(layout.stages * chunks_in(layout))
+        parts.append(2 * layout.stages * chunks_in(layout) if layout.stages > 1 else 1)
     return x._replace(small=shrink(x.model, x.full, max(parts)), sequences=math.lcm(*rows))
 
 

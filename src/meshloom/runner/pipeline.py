@@ -96,7 +96,11 @@ class Step(Part):
     @property
     def waiting(self) -> Array | None:
         """What gradients of matrices are multiplied by in B: 0 where W makes them."""
-        return vary(jnp.zeros(()), (PIPE, *self.s.layout.tokens)) if self.splits else None
+        return self.number(0.0) if self.splits else None
+
+    def number(self, n: float) -> Array:
+        """A number as a stage's own."""
+        return vary(jnp.float32(n), (PIPE, *self.s.layout.tokens))
 
     def forward(self, c: Rings, r: Row, often: Often) -> tuple[Array, Rings]:
         """F: a part's output, and into the rings its input, or what its backward needs."""
@@ -162,7 +166,7 @@ class Step(Part):
         """W: the gradients that a backward left."""
         m, v = r["weight"], r["weight_chunk"]
         later = jax.tree.unflatten(self.later, [get(a, r["weight_from"]) for a in c.late])
-        return replace(c, layers=self.added(c.layers, later(self.waiting + 1)[0], m, v, True))
+        return replace(c, layers=self.added(c.layers, later(self.number(1.0))[0], m, v, True))
 
     def added(self, total: Tree, new: Tree, m: Array, v: Array, late: bool) -> Tree:
         """Gradients of a chunk's layers added to the stage's, those that W makes or, not late, the others."""
