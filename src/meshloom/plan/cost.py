@@ -9,7 +9,7 @@ from meshloom.core.order import padded
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
-from meshloom.parallel.base import Collective, Shapes, merge, ordered
+from meshloom.parallel.base import Collective, Shapes, merge, ordered, unreached
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.place import ranks
@@ -77,7 +77,8 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """Every collective of one step under a layout's compact spelling, by strategy."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    return merge(c._replace(axes=ordered(x.layout, c.axes)) for name in asked for c in STRATEGIES[name].cost(x))
+    found = (c for name in asked for c in STRATEGIES[name].cost(x))
+    return merge(c._replace(axes=ordered(x.layout, c.axes)) for c in found if c.place not in unreached(x))
 
 
 class Line(NamedTuple):

@@ -5,7 +5,7 @@ counted. So no collective stands in a branch that only some devices take, and ev
 kinds are one loop. A stage keeps the inputs of its parts in rings of the table's sizes, and its backward computes the rest again.
 
 Embedding and head are the work of all stages together, split by vocabulary: what enters and leaves the pipeline is shared over its devices.
-Gradients are added up in fp32 on their stage and leave it once a step, as without a pipeline.
+Gradients are added up in fp32 on their stage and leave it once a step, as without a pipeline; what is frozen has none, and no sum is kept for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from jax import Array, lax
 from meshloom.core.batch import Batch
 from meshloom.core.late import waits
 from meshloom.core.layout import PIPE, Layout
-from meshloom.core.spec import is_spec
+from meshloom.core.spec import is_spec, trained, with_frozen
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx
@@ -81,15 +81,21 @@ class Step(Part):
     given: tuple[int | None, ...] = ()
     extra: Any = None
 
+    @property
+    def specs(self) -> Tree:
+        """Of the whole model."""
+        return self.s.model.specs(self.s.config)
+
     def pulled(self, layers: Layers, late: Array | None, x: Array, m: Array, v: Array) -> tuple[Array, Array, Any, dict[str, Array]]:
         """A part's output, what its layers add to the loss, the function from their cotangents to gradients of weights and input, and sums."""
+        specs = self.specs.layers
 
-        def both(weights: Tree, x: Array) -> tuple[tuple[Array, Array], dict[str, Array]]:
-            y, told = self.part(layers._replace(w=weights), x, m, v, late)
+        def both(mine: Tree, x: Array) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            y, told = self.part(layers._replace(w=with_frozen(specs, mine, layers.w)), x, m, v, late)
             extra, more = self.s.model.extra(self.s.config, self.s.layout.within, told)
             return (y, jnp.asarray(extra) * self.share_of), more
 
-        (y, extra), pull, more = jax.vjp(both, layers.w, x, has_aux=True)
+        (y, extra), pull, more = jax.vjp(both, trained(specs, layers.w), x, has_aux=True)
         return y, extra, pull, more
 
     @property
@@ -114,13 +120,14 @@ class Step(Part):
 
     def head_pass(self, y: Array, m: Array) -> tuple[Tree, Array, dict[str, Array]]:
         """The head forward and backward: gradients of its weights and of x, and the sums."""
+        specs, outer = outside(self.specs), outside(self.w)
 
-        def total(outer: Tree, x: Array) -> tuple[Array, dict[str, Array]]:
-            total, sums = self.leave(outer, x, m, self.head)
+        def total(mine: Tree, x: Array) -> tuple[Array, dict[str, Array]]:
+            total, sums = self.leave(with_frozen(specs, mine, outer), x, m, self.head)
             return total * self.share_of, sums
 
         x = self.share(y, self.s.layout.stages - 1)
-        (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(outside(self.w), x)
+        (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(trained(specs, outer), x)
         return douter, dx, sums
 
     def last(self, y: Array, c: Rings, r: Row, often: Often) -> Rings:
@@ -164,13 +171,14 @@ class Step(Part):
 
     def added(self, total: Tree, new: Tree, m: Array, v: Array, late: bool) -> Tree:
         """Gradients of a chunk's layers added to the stage's, those that W makes or, not late, the others."""
-        specs, chunks = self.s.model.specs(self.s.config).layers, self.s.place.layers.shape[1]
-        mine = lambda s: late == (self.splits and waits(self.s.layout, s))
+        specs, chunks = self.specs.layers, self.s.place.layers.shape[1]
+        mine = lambda s: not s.frozen and late == (self.splits and waits(self.s.layout, s))
         return jax.tree.map(lambda s, t, n: _add(t, _real(m, n), v, chunks) if mine(s) else t, specs, total, new, is_leaf=is_spec)
 
     def exit_pass(self, dx: Array, m: Array) -> Tree:
         """The embedding backward."""
-        return jax.vjp(lambda outer: self.enter(outer, m), outside(self.w))[1](self.share(dx, 0))[0]
+        specs, outer = outside(self.specs), outside(self.w)
+        return jax.vjp(lambda mine: self.enter(with_frozen(specs, mine, outer), m), trained(specs, outer))[1](self.share(dx, 0))[0]
 
     def exit(self, c: Rings, r: Row, often: Often) -> Rings:
         """The embedding's gradient of the micro-batch whose backward has come to the first part."""
@@ -194,7 +202,9 @@ class Step(Part):
             grads=ring("grads", x),
             late=tuple(ring("late", a) for a in jax.tree.leaves(later)),
             dx=x,
-            layers=jax.tree.map(lambda w, g: vary(jnp.zeros(w.shape, jnp.float32), varying(g)), self.w.layers, dlayers),
+            layers=jax.tree.map(
+                lambda w, g: vary(jnp.zeros(w.shape, jnp.float32), varying(g)), trained(self.specs.layers, self.w.layers), dlayers
+            ),
             outer=jax.tree.map(lambda a, b: vary(blank(a, dtype=jnp.float32), varying(b)), douter, also),
             sums=jax.tree.map(blank, sums),
             told=jax.tree.map(lambda a: vary(blank(a, chunks), (PIPE,)), more),
