@@ -20,8 +20,8 @@ from meshloom.parallel.slots import forward_only
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step, outside
-from meshloom.runner.stage import Part, blank, get, put, stage_of
 from meshloom.runner.place import from_stages
+from meshloom.runner.stage import Part, blank, get, put, stage_of
 from meshloom.train.gradient import batch_partition, global_norm, over_devices, reduce_leaf
 
 

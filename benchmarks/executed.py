@@ -8,7 +8,7 @@ _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s+(?:\([^\n]*)?\{\s*$")
 _LINE = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.\-]+)\s+=\s+(\(.*?\)|\S+)\s+([\w\-]+)\((.*)$")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)|branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"\}')
-_SOMETIMES = re.compile(r"ticks_(\d+)_of_(\d+)")
+_SOMETIMES = re.compile(r'ticks_(\d+)_of_(\d+)/cond"')
 
 
 class Op(NamedTuple):

@@ -85,7 +85,11 @@ def memory(given: argparse.Namespace, there: list[Any]) -> Iterable[tuple]:
     for schedule in given.schedules:
         compiled = [lowered(schedule, job(schedule, m, given), there).compile(compiler_options=given.options) for m in given.micro]
         found = [c.memory_analysis() for c in compiled]
-        yield f"`{schedule}`", *(f"{f.temp_size_in_bytes / MIB:,.1f}" for f in found), f"{found[-1].generated_code_size_in_bytes / MIB:,.1f}"
+        yield (
+            f"`{schedule}`",
+            *(f"{f.temp_size_in_bytes / MIB:,.1f}" for f in found),
+            f"{found[-1].generated_code_size_in_bytes / MIB:,.1f}",
+        )
 
 
 def copied(given: argparse.Namespace, there: list[Any]) -> Iterable[tuple]:
@@ -145,7 +149,16 @@ def work(given: argparse.Namespace, there: list[Any]) -> Iterable[tuple]:
             sys.modules["jax"].block_until_ready(program(*arrays[name]))
             times[name].append((time.process_time() - cpu, time.perf_counter() - wall))
     cpu, wall = ({name: median(t[i] for t in took[1:]) for name, took in times.items()} for i in (0, 1))
-    yield "schedule", "operations of a device, G", "of the simulator's", "CPU s", "of those without a pipeline", "of the simulator's", "s", "of `autodiff`'s"
+    yield (
+        "schedule",
+        "operations of a device, G",
+        "of the simulator's",
+        "CPU s",
+        "of those without a pipeline",
+        "of the simulator's",
+        "s",
+        "of `autodiff`'s",
+    )
     for name in names:
         found, said = executed.products(programs[name].as_text()), predicted(name.replace("autodiff", "gpipe"), micro, unit, head)
         ratio, ahead = cpu[name] / cpu["data=2"], said * 8 / (some * 2)
@@ -156,19 +169,24 @@ def work(given: argparse.Namespace, there: list[Any]) -> Iterable[tuple]:
 WHAT = {"memory": memory, "copies": copied, "compile": compiling, "work": work}
 
 
+def parser() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    listed = lambda kind: lambda text: [kind(part) for part in text.split(",")]
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--what", default="memory", choices=WHAT)
+    made.add_argument("--topology", default="cpu", help="such as v5p:2x2x2, or cpu")
+    made.add_argument("--schedules", type=listed(str), default=SCHEDULES)
+    made.add_argument("--micro", type=listed(int), default=[4, 16, 64])
+    made.add_argument("--layout", default="pipe=4:{} data=2", help="with {} for the schedule")
+    made.add_argument("--remat", default="none", choices=("none", "selective", "full"))
+    made.add_argument("--effort", type=float, default=0.0, help="of a TPU's compiler, from -1 to 1")
+    made.add_argument("--rounds", type=int, default=3, help="of turns that are timed")
+    return made
+
+
 def main() -> None:
     """Prints a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    listed = lambda kind: lambda text: [kind(part) for part in text.split(",")]
-    parser.add_argument("--what", default="memory", choices=WHAT)
-    parser.add_argument("--topology", default="cpu", help="such as v5p:2x2x2, or cpu")
-    parser.add_argument("--schedules", type=listed(str), default=SCHEDULES)
-    parser.add_argument("--micro", type=listed(int), default=[4, 16, 64])
-    parser.add_argument("--layout", default="pipe=4:{} data=2", help="with {} for the schedule")
-    parser.add_argument("--remat", default="none", choices=("none", "selective", "full"))
-    parser.add_argument("--effort", type=float, default=0.0, help="of a TPU's compiler, from -1 to 1")
-    parser.add_argument("--rounds", type=int, default=3, help="of turns that are timed")
-    given = parser.parse_args()
+    given = parser().parse_args()
     given.dtype = "float32" if given.topology == "cpu" else "bfloat16"
     given.options = {"exec_time_optimization_effort": given.effort} if given.effort else None
     for i, row in enumerate(WHAT[given.what](given, ready(given.topology))):
