@@ -69,7 +69,7 @@ def products(text: str) -> int:
 
 def copies(text: str, least: int) -> list[tuple[str, int]]:
     """Types of arrays of `least` bytes and more that are copied inside loops, and in how many places each; a buffer's first filling (a copy of what is
-    the same everywhere) is none."""
+    the same everywhere) is none, nor is a TPU's way from one memory to another (what is read or written in a loop passes its small memory)."""
     bodies, _ = parsed(text)
     looped = {name for ops in bodies.values() for op in ops if op.kind == "while" for name in op.called}
     while more := {name for body in looped for op in bodies.get(body, []) for name in op.called if name in bodies} - looped:
@@ -81,7 +81,9 @@ def copies(text: str, least: int) -> list[tuple[str, int]]:
             source = re.match(r"%?([\w.\-]+)", op.rest)
             filled = source and ("broadcast" in source[1] or made.get(source[1]) == "broadcast")
             kind = re.match(r"\(?([a-z]+\d*\[[\d,]*\])", op.type)
-            if op.kind in ("copy", "copy-start") and kind and not filled and _bytes(kind[1]) >= least:
+            spaces = re.findall(r"\[[\d,]+\]\{[^}]*\}", op.type)[:2]
+            moved = op.kind == "copy-start" and len({"S(1)" in layout for layout in spaces}) == 2
+            if op.kind in ("copy", "copy-start") and not moved and kind and not filled and _bytes(kind[1]) >= least:
                 found[kind[1]] = found.get(kind[1], 0) + 1
     return sorted(found.items())
 
