@@ -13,6 +13,7 @@ from meshloom.core.mesh import make_mesh, shardings
 from meshloom.core.order import arranged
 from meshloom.core.spec import abstract, init, is_spec
 from meshloom.core.tree import map_named, named_leaves
+from meshloom.models.freeze import frozen
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.table import build
@@ -114,9 +115,11 @@ def gradient(
     more: tuple = (),
     seq: int = SEQ,
     packed: bool = True,
+    freeze: tuple = (),
 ) -> Gradient:
-    """Gradient, traffic and memory of one small model under one layout; compiled once in a session."""
+    """Gradient, traffic and memory of one small model under one layout; compiled once in a session.  freeze: patterns of what does not train."""
     model, c = config(name, **dict(more))
+    model = frozen(model, c, freeze)
     lay, how = build(spelling, c, seq), How(runner, remat)
     plan = Plan(make_mesh(lay), lay, how, micro, "float32", packed)
     given = rows(sequences, micro, seq=seq)
@@ -159,6 +162,14 @@ def same(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
     np.testing.assert_array_equal(got.load, one.load)
 
 
+def same_trained(got: Gradient, one: Gradient, limit: float = 1e-5) -> None:
+    """Asserts that a program with frozen parameters computed the gradients of the others as one without did, and their norm."""
+    assert got.grads.keys() < one.grads.keys()
+    rest = {name: one.grads[name] for name in got.grads}
+    norm = float(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in rest.values())))
+    same(got, one._replace(grads=rest, norm=norm), limit)
+
+
 def equals_one_device(name: str, spelling: str, micro: int, runner: str, remat: str) -> None:
     """Asserts that a layout computes what one device does, moves something, and moves what its formula says."""
     got = gradient(name, spelling, micro, runner, remat)
@@ -178,6 +189,7 @@ __all__ = [
     "gradient",
     "rows",
     "same",
+    "same_trained",
     "tree_of",
     "weights",
 ]

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshloom.core.layout import Layout
 from meshloom.core.mesh import make_mesh, shardings
-from meshloom.core.spec import ONES, ROLES, Init, abstract, count, init, is_spec, spec, stack
+from meshloom.core.spec import ONES, ROLES, Init, abstract, count, init, is_spec, spec, stack, trained, with_frozen
 
 SIZES = {"embed": 8, "ffn": 12, "vocab": 16}
 SPECS = {
@@ -61,3 +61,11 @@ def test_deviation_and_padding() -> None:
     start = init(SPECS, jax.random.key(0))
     assert np.all(np.asarray(start["norm"]) == 1) and not np.asarray(start["table"])[11:].any()
     assert 0.4 < np.asarray(start["table"])[:11].std() < 0.6
+
+
+def test_what_is_frozen_is_taken_out_and_put_back() -> None:
+    specs = {**SPECS, "norm": replace(SPECS["norm"], frozen=True)}
+    old, new = dict.fromkeys(SPECS, 1), dict.fromkeys(SPECS, 2)
+    assert trained(specs, new) == {"up": 2, "norm": None, "table": 2}
+    assert with_frozen(specs, trained(specs, new), old) == {"up": 2, "norm": 1, "table": 2}
+    assert count(trained(specs, specs)) == count(SPECS) - 8 and stack(specs["norm"], 2).frozen

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshloom.parallel.schedules import make
-from meshloom.parallel.slots import COLUMNS, RINGS, Table, compile, forward_only, segments
+from meshloom.parallel.slots import COLUMNS, RINGS, Table, arrivals, compile, forward_only, segments
 
 NAMES = {"gpipe": 1, "1f1b": 1, "zb": 1, "interleaved2": 2, "interleaved3": 3, "interleaved4": 4}
 ALL = [(name, stages) for name in NAMES for stages in range(1, 9)]
@@ -20,7 +20,7 @@ def run(table: Table) -> tuple[list, list]:
     what the head and the embedding's backward saw, and all work done.  Fails where a place holds something else than what is read from it."""
     s, c = table.schedule, table.columns
     stages, parts = s.stages, s.stages * s.chunks
-    ring = {name: [["trash"] * (size + 1) for _ in range(stages)] for name, size in table.slots.items()}
+    ring = {name: [["nothing"] * size for _ in range(stages)] for name, size in table.sizes.items()}
     seen, work, flying = [], [], {}
     for tick in range(s.ticks):
         at = {name: column[tick].tolist() for name, column in c.items()}
@@ -81,7 +81,7 @@ def test_columns_stay_in_their_rings(name: str) -> None:
     assert list(table.columns) == list(COLUMNS) and set(table.slots) == set(RINGS)
     for column, values in table.columns.items():
         nothing = COLUMNS[column]
-        most = table.slots[nothing] if isinstance(nothing, str) else 7
+        most = table.sizes[nothing] - 1 if isinstance(nothing, str) else 7
         assert values.dtype == np.int32 and values.shape == (table.schedule.ticks, 4)
         assert values.min() >= (-1 if nothing == -1 else 0) and values.max() <= most, column
     for column in ("enter", "leave", "exit"):
@@ -101,6 +101,13 @@ def test_places_of_each_ring(name: str, stages: int) -> None:
             if packed:
                 assert table.slots["inbox"] == int(stages * v > 1)
                 assert table.slots["grads"] == (micro if name == "gpipe" else 1)
+
+
+def test_a_place_for_what_nobody_reads_is_made_only_where_none_is_free() -> None:
+    """Packed, a stage of 1F1B always has a place free for an input; between two gradients that it needs, stages without the head get one of no use."""
+    for micro in (16, 64):
+        assert compile(make("1f1b", 4, micro)).sizes == {"inbox": 1, "kept": 7, "grads": 2, "late": 1}
+        assert compile(make("zb", 4, micro)).sizes["late"] == 4
 
 
 def test_places_do_not_grow_with_the_micro_batches() -> None:
@@ -143,3 +150,10 @@ def test_refuses_what_cannot_be_run() -> None:
         ValueError, match="In tick 0 stage 0 does B3, which needs F3 of stage 0 first, and that is in tick 2. Put F3 before it."
     ):
         compile(s._replace(ops=s.ops[::-1].copy()))
+
+
+def test_ticks_in_which_something_arrives() -> None:
+    """Two stages, two micro-batches: F0 F1 - B0 B1 above, - F0 F1+B0 B1 - below. The last stage's output goes nowhere."""
+    found = arrivals(make("gpipe", 2, 2))
+    assert found["arrive_x"].tolist() == [True, True, False, False, False]
+    assert found["arrive_g"].tolist() == [False, False, False, True, True]

@@ -6,6 +6,7 @@ import pytest
 from layouts import matrix
 from meshloom.core.mesh import make_mesh
 from meshloom.core.spec import abstract
+from meshloom.models.freeze import frozen
 from meshloom.parallel.base import MICRO, PLACES, STEP, Collective
 from meshloom.parallel.table import build
 from meshloom.plan.cost import compare, merged, shapes, step_cost, wire_bytes
@@ -131,3 +132,13 @@ def test_forward_places_are_what_a_program_of_the_forward_pass_moves(family: str
     log = [Collective("all-reduce", lay.summed, x.sums, 4 * x.sums, "log", "sums for the log")] if lay.summed else []
     assert [line for line in compare(collectives(program.as_text(), lay.sizes), [*forward, *log]) if not line.equal] == []
     assert forward or log
+
+
+def test_the_backward_pass_ends_where_nothing_before_trains() -> None:
+    model, c = config("llama_untied")
+    lay = build("tensor=2 sequence", c, 16)
+    places = []
+    for freeze in ((), ("embed",), ("embed", "layers.*")):
+        x = shapes(frozen(model, c, freeze), c, lay, 16, 8, 1, How("scan", "full"), "float32")
+        places.append({m.place for m in step_cost("tensor=2 sequence", x)})
+    assert places[0] - places[1] == {"embed back"} and places[1] - places[2] == {"layer again", "layer back"}

@@ -83,3 +83,17 @@ def test_large_parameters_that_nothing_splits_are_named() -> None:
 def test_units() -> None:
     assert (size(512), size(1536), size(3 << 30), size(5 << 40)) == ("512 B", "1.5 KiB", "3.0 GiB", "5.0 TiB")
     assert (number(12), number(3.2e12)) == ("12.00 ", "3.20 T")
+
+
+def test_says_how_many_parameters_train(config) -> None:
+    e, less = (
+        explained(some, choose(some))
+        for some in (load_recipe("quickstart", ["layout=zero1=2", f"train.freeze={freeze}"]) for freeze in ("[]", "[embed, layers.attn.*]"))
+    )
+    assert e.trained == e.parameters and not any("train (" in line for line in brief(e))
+    c = config.model.config
+    fixed = c.vocab * c.embed + c.layers * c.embed * c.head * (2 * c.heads + 2 * c.kv_heads)
+    assert less.trained == less.parameters - fixed and f"{less.trained:,} of them train (" in brief(less)[0]
+    kept = less.stored["optimizer"] - 4
+    assert kept == 2 * sum(a.bytes for a in less.arrays if a.path != "embed" and "attn." not in a.path)
+    assert less.working["gradients"] < e.working["gradients"] and less.flops < e.flops

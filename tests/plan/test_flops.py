@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshloom.core.spec import abstract
+from meshloom.models.freeze import frozen
 from meshloom.models.table import MODELS
 from meshloom.plan.flops import forward_flops, train_flops, visible_keys
 from meshloom.runner.forward import logits
@@ -22,7 +23,10 @@ def test_by_hand(tmp_path):
     matrices = 2 * (32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48) + 4224 * 32
     attention = 2 * 4 * 32 * 16.5
     assert forward_flops(MODELS["llama"], c, 32) == 2 * matrices + attention
-    assert train_flops(MODELS["llama"], c, 32) == 3 * forward_flops(MODELS["llama"], c, 32)
+    whole = train_flops(MODELS["llama"], c, 32)
+    assert whole == 3 * forward_flops(MODELS["llama"], c, 32)
+    some = frozen(MODELS["llama"], c, ["embed", "layers.mlp.up"])
+    assert train_flops(some, c, 32) == whole - 2 * (4224 * 32 + 2 * 32 * 48), "two for each element of a gradient that is not made"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])

@@ -74,11 +74,11 @@ def test_numbers_of_one_schedule() -> None:
 
 
 def test_bytes_of_one_schedule() -> None:
-    held = Flight("a model", 2, {"kept": Ring("inputs", 7, 2**20)}, 3 * 2**20)
+    held = Flight("a model", 2, {"kept": Ring("inputs", 8, 2**20)}, 3 * 2**20)
     assert held.bytes == 11 * 2**20
     text = printed(show, study(make("1f1b", 4, 16))._replace(flight=held)).text
     assert "a model, 2 layers a stage: 11.0 MiB in flight on each device" in text
-    assert re.search(r"inputs +7 \+ 1 +1.0 MiB +8.0 MiB", text) and re.search(r"made again +1 +3.0 MiB", text)
+    assert re.search(r"inputs +8 +1.0 MiB +8.0 MiB", text) and re.search(r"made again +1 +3.0 MiB", text)
     kept = printed(show, study(make("1f1b", 4, 16))._replace(flight=held._replace(chunk=0))).text
     assert "made again" not in kept and "8.0 MiB in flight" in kept
 
@@ -96,6 +96,6 @@ def test_schedules_side_by_side() -> None:
     for name, numbers in want.items():
         assert next(line.split()[1:] for line in found.text.splitlines() if line.split()[:1] == [name]) == numbers.split()
     assert "interleaved9: it does not fit." in found.text and "64 if no stage ever waited" in found.text
-    held = Flight("a model", 2, {"kept": Ring("inputs", 7, 2**20)}, 0)
+    held = Flight("a model", 2, {"kept": Ring("inputs", 8, 2**20)}, 0)
     text = printed(compare, [study(make("1f1b", 4, 16))._replace(flight=held)], {}).text
     assert "8.0 MiB" in text and "bytes in flight: on each device, of a model." in text

@@ -13,7 +13,7 @@ from meshloom.plan.plan import Plan
 from meshloom.recipes.verify import QUICK
 from meshloom.runner.run import How
 from meshloom.train.gradient import batch_shardings, make_gradient
-from programs import config, gradient, rows, same, weights
+from programs import config, gradient, rows, same, same_trained, weights
 
 CASES = [
     # model, layout, micro-batches, layers, runner, remat
@@ -54,6 +54,23 @@ def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat
     ):  # what XLA does there stands in plan/cost.py: shares
         assert [line for line in got.lines if not line.equal] == []
     assert got.lines
+
+
+FROZEN = [
+    # model, layout, frozen
+    ("llama", "pipe=2:interleaved2", ("layers.attn.*",)),
+    ("llama", "pipe=2:zb tensor=2 sequence", ("embed", "layers.attn.*")),
+    ("llama", "pipe=2:zb,stash zero1=2", ("layers.*",)),
+    ("llama_untied", "pipe=2 zero3=2", ("embed", "layers.mlp.*")),
+]
+
+
+@pytest.mark.parametrize("name, spelling, freeze", FROZEN)
+def test_stages_keep_no_gradient_of_what_is_frozen(name, spelling, freeze) -> None:
+    more = (("layers", 4),)
+    got = gradient(name, spelling, 4, more=more, freeze=freeze)
+    same_trained(got, gradient(name, "", 4, more=more))
+    assert got.temp < gradient(name, spelling, 4, more=more).temp
 
 
 def test_a_table_of_the_users_own_runs(tmp_path) -> None:

@@ -14,7 +14,7 @@ from meshloom.recipes.verify import QUICK, furthest
 from meshloom.runner.forward import logits
 from meshloom.runner.run import How
 from meshloom.train.gradient import batch_shardings, make_gradient
-from programs import config, equals_one_device, gradient, rows, same, tree_of, weights
+from programs import config, equals_one_device, gradient, rows, same, same_trained, tree_of, weights
 
 CASES = [
     # model, layout, micro-batches, runner, remat
@@ -32,6 +32,26 @@ CASES = [
     ("llama_untied", "zero1=2 zero2=2 zero3=2", 1, "unroll", "none"),
     ("llama_untied", "data=2 zero1=2 zero3=2", 1, "scan", "selective"),
 ]
+
+
+FROZEN = [
+    # model, layout, micro-batches, runner, remat, frozen
+    ("llama", "zero3=4", 2, "scan", "none", ("layers.attn.*",)),
+    ("llama", "data=2", 2, "scan", "none", ("layers.attn.*",)),
+    ("llama", "tensor=2 sequence", 1, "unroll", "none", ("embed", "layers.mlp.up")),
+    ("llama_untied", "zero2=2 data=2", 1, "unroll", "full", ("embed", "layers.mlp.*")),
+    ("llama_untied", "zero3=2 tensor=2", 1, "scan", "full", ("embed", "layers.*")),
+    ("neox", "zero3=2 data=2", 1, "scan", "none", ("layers.mlp.down_bias",)),
+    ("llama_untied", "tensor3d=8", 1, "scan", "none", ("head", "layers.attn.*")),
+]
+
+
+@pytest.mark.parametrize("name, spelling, micro, runner, remat, freeze", FROZEN)
+def test_what_trains_has_the_gradient_that_it_has_when_all_does(name, spelling, micro, runner, remat, freeze) -> None:
+    """And nothing of the others moves: the traffic is that of the formula, which leaves them out."""
+    got = gradient(name, spelling, micro, runner, remat, freeze=freeze)
+    same_trained(got, gradient(name, "", 1))
+    assert [line for line in got.lines if not line.equal] == []
 
 
 @pytest.mark.parametrize("name, spelling, micro, runner, remat", CASES)

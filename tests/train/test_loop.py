@@ -210,3 +210,20 @@ def test_resume_after_the_end_changes_nothing(whole_run):
     again = launch.train(config(base, eval={"every": 5}), base / "run", resume=True)
     assert again.step == outcome.step and (base / "run" / METRICS).read_text() == before
     assert jax.tree.leaves(again.state.step)[0] == TWO_EPOCHS
+
+
+def test_a_resumed_run_may_freeze_more_but_not_less(whole_run, tmp_path, capsys):
+    """What is frozen later stays as the checkpoint has it; what was frozen has no optimizer state to begin with."""
+    base, _ = whole_run
+    run = tmp_path / "run"
+    first = launch.train(config(base, train={"steps": 3, "freeze": ["embed"]}), run)
+    before = weights(first.state.params)
+    more = launch.train(config(base, train={"steps": 5, "freeze": ["embed", "layers.mlp.*"]}), run, resume=True)
+    assert "Frozen from here on: layers.mlp.down, layers.mlp.gate, layers.mlp.up." in capsys.readouterr().out
+    after = weights(more.state.params)
+    assert {name for name in after if np.array_equal(after[name], before[name])} == {
+        "embed",
+        *(f"layers.mlp.{n}" for n in ("up", "gate", "down")),
+    }
+    with pytest.raises(ValueError, match="was made with layers.mlp.down, .* frozen, so it holds no optimizer state to train them with"):
+        launch.train(config(base, train={"steps": 6, "freeze": ["embed"]}), run, resume=True)

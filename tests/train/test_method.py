@@ -72,6 +72,18 @@ def test_parameters_without_a_gradient_are_refused():
     check(method(), DATA, told)
 
 
+def test_what_keeps_something_of_every_gradient_is_refused_beside_frozen_parameters():
+    specs = {"w": replace(spec({"embed": 8, "ffn": 8}, "embed ffn"), frozen=True), "b": spec({"ffn": 8}, "ffn")}
+    for m, name in ((method(kind="lamb"), "optimizer.kind: lamb"), (method(outer={"kind": "diloco"}), "outer.kind: diloco")):
+        with pytest.raises(
+            ValueError, match=f"{name} keeps something of every parameter's gradient, and train.freeze leaves w without one"
+        ):
+            check(m, DATA, specs)
+    with pytest.raises(ValueError, match="passes panel by panel .* Leave option stream out of the layout"):
+        check(method(), Layout({"rows": 2, "cols": 2}, options={"rows": ("stream",), "cols": ("stream",)}), specs)
+    check(method(), DATA, specs)
+
+
 def test_what_can_be_is_not():
     for m in (method(kind=kind) for kind in COMPRESSED):
         check(m, DATA, workers.specs())

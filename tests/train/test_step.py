@@ -153,3 +153,36 @@ def test_the_selections_bias_moves_towards_an_even_load_and_by_no_gradient(tmp_p
     bad = type(batch)(**{**batch.__dict__, "weights": batch.weights * jnp.inf})
     state, _ = step.run(state, bad)
     np.testing.assert_array_equal(state.params.layers.sparse.mlp.bias, before)
+
+
+@pytest.mark.parametrize("layout", ["", "zero1=2 pipe=2"])
+def test_what_is_frozen_keeps_every_bit(tmp_path, layout):
+    """Three steps of AdamW with weight decay and an average: the others move, and nothing is kept for what is frozen."""
+    freeze = ["embed", "layers.attn.*"]
+    more = dict(optimizer={"lr": 1e-2, "weight_decay": 0.1}, layout=layout, batch={"micro_batches": 2})
+    step, batch = program(tmp_path, train={"ema": 0.9, "freeze": freeze}, **more)
+    state = step.start(None)
+    before = arrays(state.params)
+    held = {name for name in before if name == "embed" or name.startswith("layers.attn.")}
+    assert held and not any(name.endswith(tuple(held)) for name in arrays(state.opt))
+    for _ in range(3):
+        state, told = step.run(state, batch)
+    after, ema = arrays(state.params), arrays(state.ema)
+    assert {name for name in before if np.array_equal(before[name], after[name])} == held
+    assert all(np.array_equal(before[name], ema[name]) for name in held)
+    assert np.isfinite(float(told["norm"]))
+
+
+@pytest.mark.parametrize("kind", ["adafactor", "muon", "lion", "sgd"])
+def test_every_optimizer_moves_the_rest_as_if_all_trained(tmp_path, kind):
+    """The first step of what trains is that of a run that freezes nothing: no clipping, and no optimizer joins parameters."""
+    ran = []
+    for freeze in ([], ["layers.mlp.*", "norm"]):
+        step, batch = program(tmp_path, optimizer={"kind": kind}, train={"clip": 0.0, "freeze": freeze})
+        state = step.start(None)
+        before = arrays(state.params)
+        ran.append((before, arrays(step.run(state, batch)[0].params)))
+    (before, every), (_, some) = ran
+    for name in before:
+        want = before if name.startswith("layers.mlp.") or name == "norm" else every
+        np.testing.assert_allclose(some[name], want[name], rtol=1e-5, atol=1e-7, err_msg=name)

@@ -35,7 +35,13 @@ class Late:
 def waits(lay: Layout, s: Spec) -> bool:
     """Whether a layer's parameter is a matrix that `dot` multiplies, on this layout: its gradient can be made later."""
     return (
-        s.role == "factor" and not s.exact and len(s.axes) > 2 and bool(INSIDE & set(s.axes)) and "expert" not in s.axes and not lay.square
+        s.role == "factor"
+        and not s.frozen
+        and not s.exact
+        and len(s.axes) > 2
+        and bool(INSIDE & set(s.axes))
+        and "expert" not in s.axes
+        and not lay.square
     )
 
 

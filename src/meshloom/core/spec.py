@@ -70,6 +70,7 @@ class Spec:
 
     shape, axes: size and name of each axis. used: the part that is not padding (a prefix along each axis); padding starts at zero and stays there.
     role: of a parameter, a row of ROLES. exact: of a parameter, whether a step keeps it in its own type whatever the arithmetic's is.
+    frozen: of a parameter, whether training leaves it as it is (models/freeze.py).
     """
 
     shape: tuple[int, ...]
@@ -79,6 +80,7 @@ class Spec:
     used: tuple[int, ...]
     role: str = "factor"
     exact: bool = False
+    frozen: bool = False
 
     @property
     def size(self) -> int:
@@ -110,6 +112,16 @@ def stack(specs: Tree, layers: int) -> Tree:
         return replace(s, shape=(layers, *s.shape), axes=("layer", *s.axes), used=(layers, *s.used))
 
     return jax.tree.map(one, specs, is_leaf=is_spec)
+
+
+def trained(specs: Tree, tree: Tree) -> Tree:
+    """A tree like the specs, with None in place of what is frozen."""
+    return jax.tree.map(lambda s, a: None if s.frozen else a, specs, tree, is_leaf=is_spec)
+
+
+def with_frozen(specs: Tree, new: Tree, old: Tree) -> Tree:
+    """A tree like the specs: `old` where they are frozen, else `new`."""
+    return jax.tree.map(lambda s, a, b: b if s.frozen else a, specs, new, old, is_leaf=is_spec)
 
 
 def abstract(specs: Tree, shardings: Tree | None = None) -> Tree:

@@ -247,9 +247,9 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         forward, leaving = ("weights", leaves(x, s)) if inside else ("outer", "outer back")
         for before, after in (("rest", "grad"), ("grad", "step")):
             found.append(_gather(x, s, before, after, x.elements(after, s), 1, "start", "parameters, once a step"))
-        if not twin(s, x, once=True):
+        if not s.frozen and not twin(s, x, once=True):
             found.append(_scatter(x, s, "rest", "grad", x.elements("grad", s), 1, "end", "gradients, once a step", 4))
-        if not twin(s, x):
+        if not s.frozen and not twin(s, x):
             found.append(_scatter(x, s, "grad", "live", live, times, leaving, "gradients, every micro-batch", x.width_of(s)))
         again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
         found.append(_gather(x, s, "step", "live", live, gathers, forward, "parameters, every micro-batch"))
@@ -280,9 +280,11 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
     """The all-reduces of gradients, of the sums for the log and of the norm whose outermost mesh axis is `owner`.
 
     A parameter's fp32 gradient is all-reduced once a step over the axes of the tokens, and those of `core.leaf.parts`, that no scatter has served.
+    What is frozen has no gradient, and no part in the norm.
     """
     found: list[Collective] = []
-    for s in x.leaves.values():
+    trained = [s for s in x.leaves.values() if not s.frozen]
+    for s in trained:
         if s.role == "settled" or twin(s, x, once=True):
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
@@ -293,7 +295,7 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
             found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "log", "sums for the log"))
-    splits = (ordered(x.layout, tuple(a for over in x.layout.entries("rest", s.axes) for a in over)) for s in x.leaves.values())
+    splits = (ordered(x.layout, tuple(a for over in x.layout.entries("rest", s.axes) for a in over)) for s in trained)
     found += [Collective("all-reduce", axes, 1, 4, "norm", "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
 
@@ -331,6 +333,8 @@ def edges(x: Shapes, path: str, s: Spec) -> tuple[int, int]:
 def twin(s: Spec, x: Shapes, once: bool = False) -> bool:
     """Whether a parameter's gradient is that of another, which is moved for both: where a layer's halves are parallel, the biases of both outputs.
     once: at the end of a step. What micro-batches have added up, or was cut to parts of embed that are kept, is then no longer known to be the same."""
+    if any(other.frozen for other in x.leaves.values() if other.role == "ends layer"):
+        return False
     known = x.micro == x.parts == 1 and not (x.remat == "none" and split_embed(x.layout)) if once else True
     return known and x.twins and s.role == "ends first half"
 
@@ -342,6 +346,18 @@ def needed_again(s: Spec, x: Shapes) -> bool:
         return False
     unless = {"added": x.remat != "none", "ends first half": x.remat != "none" and not x.parallel, "ends layer": False}
     return unless.get(s.role, True)
+
+
+def unreached(x: Shapes) -> frozenset[str]:
+    """Places that a step does not come to: its backward pass ends where nothing trains any more. A loop over layers goes through all of them or none;
+    of unrolled ones, a compiler also leaves out what the first layers compute for an embedding that is frozen, if they are frozen too. The head's backward
+    pass is counted in full, also where its weight alone trains."""
+    trained = {path: s for path, s in x.leaves.items() if not s.frozen and s.role != "settled"}
+    if any({"vocab", "position"} & set(s.axes) and path != "head" for path, s in trained.items()):
+        return frozenset()
+    if any(s.axes[0] == "layer" for s in trained.values()):
+        return frozenset({"embed back"})
+    return frozenset({"embed back", "gradients", "layer back", "layer again", "weights again"})
 
 
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 Four ring buffers hold what lives from one tick to another: `inbox` (activations that have arrived), `kept` (inputs of a part, from its F to its B),
 `grads` (cotangents that have arrived) and `late` (what a B leaves for its W). A place is taken again as soon as what it held was read for the last
-time. Each buffer has one more place, the trash, at the index that is its size: what has nothing to do reads and writes there, so that no program needs
-a choice between whole buffers.
+time. What has nothing to do reads place 0 and writes where nothing is kept at that moment, so that no program needs a choice between whole buffers; a
+buffer has one more place, at the index that is its size, only where a stage once has no such place.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ COLUMNS = {
     "backward": -1, "backward_chunk": 0, "backward_kept": "kept", "backward_from": "grads", "backward_late": "late", "exit": -1,
     "weight": -1, "weight_chunk": 0, "weight_from": "late", "arrive_x": "inbox", "arrive_g": "grads",
 }  # fmt: skip
-"""Column -> what it says where there is nothing to do: a number, or the trash of a ring buffer.
+"""Column -> what it says where there is nothing to do: a number, or a ring buffer of which it says a place that is free (0 where it reads).
 
 forward, backward, weight    the micro-batch of the stage's F, B, W; each with its chunk in *_chunk
 forward_from, forward_keep   where F reads its input (the first part has none: the embedding), and where it keeps it for B
@@ -33,14 +33,20 @@ arrive_x                     where the activation goes that arrives at the end o
 arrive_g                     where the cotangent goes that arrives before this tick's B; it was made in the last tick before that had a B on any stage
 """
 
+WRITES = {"arrive_g": 0.0, "forward_keep": 0.2, "arrive_x": 0.5, "leave_to": 0.6, "backward_late": 0.8}
+"""Columns of places that are written -> when in a tick."""
+READS = {"inbox": 0.1, "kept": 0.7, "grads": 0.7, "late": 0.9}
+"""Ring buffer -> when in a tick it is read."""
+
 
 class Table(NamedTuple):
-    """columns: as in COLUMNS, int32 [ticks, stages].  slots: ring buffer -> places of it, without the trash.  used: ring buffer -> the same for each
-    stage alone."""
+    """columns: as in COLUMNS, int32 [ticks, stages].  slots: ring buffer -> places that are kept in.  sizes: the same with the place that writes
+    with nothing to do need, where they need one; 1 at least.  used: ring buffer -> places kept in on each stage alone."""
 
     schedule: Schedule
     columns: dict[str, np.ndarray]
     slots: dict[str, int]
+    sizes: dict[str, int]
     used: dict[str, tuple[int, ...]]
 
 
@@ -99,7 +105,29 @@ def _table(s: Schedule, done: dict[Op, int]) -> Table:
             _sent(s, op, put, slot, travels.get(tick, tick))
         else:
             put("weight_from", slot("late", op))
-    return Table(s, columns, slots, used)
+    taken = {ring: [_taken(ring, s, lives[ring][i], places[ring][i]) for i in range(s.stages)] for ring in RINGS}
+    sizes = {ring: max(1, n) for ring, n in slots.items()}
+    for name, ring in COLUMNS.items():
+        if not isinstance(ring, str):
+            continue
+        for tick, stage in np.argwhere(columns[name] == slots[ring]).tolist():
+            columns[name][tick, stage] = _free(taken[ring][stage], tick + WRITES[name], slots[ring]) if name in WRITES else 0
+        sizes[ring] = max(sizes[ring], int(columns[name].max()) + 1)
+    return Table(s, columns, slots, sizes, used)
+
+
+def _taken(ring: str, s: Schedule, lives: list[Life], places: dict[Op, int]) -> list[tuple[float, float, int]]:
+    """From when until when each place of a stage is taken, within ticks."""
+    first = {"inbox": 0.0, "kept": WRITES["forward_keep"], "late": WRITES["backward_late"]}
+    last = s.stages * s.chunks - 1
+    start = lambda key: first.get(ring, WRITES["leave_to"] if key.part == last else WRITES["arrive_g"])
+    return [(life.start + start(life.key), life.stop + READS[ring], places[life.key]) for life in lives]
+
+
+def _free(taken: list[tuple[float, float, int]], at: float, count: int) -> int:
+    """The first of `count` places that nothing is in at a time, else the one behind them."""
+    busy = {place for start, stop, place in taken if start <= at <= stop}
+    return next(place for place in range(count + 1) if place not in busy)
 
 
 def _sent(s: Schedule, op: Op, put, slot, tick: int) -> None:
@@ -152,6 +180,17 @@ def _places(lives: Iterable[Life]) -> dict[Op, int]:
         place = next((i for i, end in enumerate(free_after) if end < start), len(free_after))
         free_after[place : place + 1] = [stop]
         found[key] = place
+    return found
+
+
+def arrivals(s: Schedule) -> dict[str, np.ndarray]:
+    """arrive_x, arrive_g: bool [ticks], whether anything arrives at any stage."""
+    found, travels = {name: np.zeros(s.ticks, bool) for name in ("arrive_x", "arrive_g")}, _travels(s)
+    for tick, _, op in s.each():
+        if op.kind == F and op.part < s.stages * s.chunks - 1:
+            found["arrive_x"][tick] = True
+        elif op.kind == B and op.part > 0:
+            found["arrive_g"][travels[tick]] = True
     return found
 
 

@@ -87,11 +87,12 @@ def turns(x: Shapes) -> list[Collective]:
 def head(x: Shapes, stream: int) -> list[Collective]:
     """The head's input changes from parts of each token to whole tokens of fewer rows, and its weight is gathered along embed."""
     weight = x.width * x.config.embed * x.config.vocab_padded // x.layout.sizes[L]
+    back = x.micro * (not x.leaves.get("head", x.leaves["embed"]).frozen)
     return [
         Collective("all-to-all", (J,), x.micro, x.micro * stream, "head", "the head, embed for rows"),
         Collective("all-to-all", (J,), x.micro, x.micro * stream, "head back", "the head, embed for rows, backward"),
         Collective("all-gather", (J,), x.micro, x.micro * weight, "head", "the head's weight"),
-        Collective("reduce-scatter", (J,), x.micro, x.micro * weight, "head back", "the head's weight, backward"),
+        Collective("reduce-scatter", (J,), back, back * weight, "head back", "the head's weight, backward"),
     ]
 
 

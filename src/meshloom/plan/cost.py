@@ -11,7 +11,7 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
 from meshloom.parallel import pipe
-from meshloom.parallel.base import Collective, Shapes, merge, ordered
+from meshloom.parallel.base import Collective, Shapes, merge, ordered, unreached
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.place import ranks
@@ -101,7 +101,8 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
     ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
     remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for name in names for c in STRATEGIES[name].cost(x))
+    costs = lambda x, names: (c for name in names for c in STRATEGIES[name].cost(x) if c.place not in unreached(x))
+    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names))
     if not x.flow:
         return merge(told(x, asked)), {}
     rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]

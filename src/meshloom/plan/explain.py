@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
-from meshloom.core.spec import count, is_spec
+from meshloom.core.spec import count, is_spec, trained
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
 from meshloom.parallel.base import Asked, Collective, Shapes, wherever
@@ -34,7 +34,7 @@ class Array(NamedTuple):
 class Explained(NamedTuple):
     """A plan in numbers, all from specs.
 
-    active: parameters that one token goes through.
+    active: parameters that one token goes through. trained: parameters that are not frozen.
     stored: kind -> bytes a device keeps between steps, exact. working: kind -> bytes that a step adds, an estimate. flops: of a step, all devices,
     model FLOPs (recomputed work is not counted). moved: the collectives of a step of each phase; one phase without a name where all steps are alike.
     pipeline: None where there is none.
@@ -43,6 +43,7 @@ class Explained(NamedTuple):
     title: str
     parameters: int
     active: int
+    trained: int
     layout: tuple[tuple[str, str], ...]
     how: str
     arrays: tuple[Array, ...]
@@ -81,6 +82,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
         title=f"{model.name}: {c.layers} layers, embed {c.embed}, {c.heads} heads ({c.kv_heads} for keys), ffn {c.ffn}, vocabulary {c.vocab}",
         parameters=count(specs),
         active=round(sum(math.prod(s.used) * model.active(c, s) for s in named_leaves(specs, is_spec).values())),
+        trained=count(trained(specs, specs)),
         layout=tuple((spell({n: a}), _does(n, a)) for n, a in names.items() if a.devices > 1),
         how=f"{plan.how.runner}, remat {plan.how.remat}, {plan.dtype}, {sequences} sequences of {seq} tokens in {plan.micro} micro-batch{'es' * (plan.micro > 1)}",
         arrays=arrays,
@@ -103,6 +105,7 @@ def brief(e: Explained) -> list[str]:
     """What a run says before it starts: a few lines."""
     layout = " x ".join(name for name, _ in e.layout) or "one device"
     active = f", {e.active:,} of them for a token" if e.active != e.parameters else ""
+    active += f", {e.trained:,} of them train ({e.trained / e.parameters:.2%})" if e.trained != e.parameters else ""
     here, step = sum(e.stored.values()), sum(e.working.values())
     sent = ", ".join(size(sum(n for _, n in moved)) + (f" ({phase})" if phase else "") for phase, moved in e.moved.items())
     whole = unsplit(e)

@@ -23,7 +23,7 @@ def flight(table: Table, x: Shapes, layers: int, name: str, stash: bool = False)
     one, residuals = kept(x._replace(remat="full")), layers * kept(x)
     again = residuals + (kept(x._replace(remat="none")) if x.remat != "none" else 0)
     each = {"kept": residuals if stash else one, "inbox": one, "grads": one, "late": 2 * layers * kept(x._replace(remat="selective"))}
-    rings = {name: Ring(said, table.slots[name], each[name]) for name, said in HOLDS.items() if name != "late" or s.splits}
+    rings = {name: Ring(said, table.sizes[name], each[name]) for name, said in HOLDS.items() if name != "late" or s.splits}
     if stash:
         rings["kept"] = rings["kept"]._replace(holds="what each F leaves for its B")
     said = f"{name}, {x.rows} x {x.seq} tokens of a micro-batch, {x.dtype}"

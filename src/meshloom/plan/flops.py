@@ -27,8 +27,12 @@ def forward_flops(model: Model, c: Any, seq: int) -> float:
 
 
 def train_flops(model: Model, c: Any, seq: int) -> float:
-    """Operations a token of a training step: the backward pass takes twice the forward's. Recomputed work is not counted (model FLOPs)."""
-    return 3 * forward_flops(model, c, seq)
+    """Operations a token of a training step: the backward pass takes twice the forward's, without the products that a frozen matrix's gradient would
+    take. Recomputed work is not counted (model FLOPs)."""
+    specs = named_leaves(model.specs(c), is_spec)
+    frozen = sum(s.size * model.active(c, s) for s in specs.values() if s.frozen and _is_matrix(s))
+    head = specs.get("head", specs["embed"])
+    return 3 * forward_flops(model, c, seq) - 2 * frozen - 2 * head.size * head.frozen
 
 
 def _is_matrix(s: Spec) -> bool:

@@ -40,9 +40,9 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
     """Bytes that a step holds beside what is stored, by kind. An estimate from shapes: a compiler reuses buffers and adds its own;
     `compiled.memory_analysis()` has the compiler's number.
 
-    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32. activations: kept for
-    the backward pass. loss: one chunk's logits and the head's gradient.  In a pipeline weights and gradients are those of a stage; flight: what it
-    has in flight; then activations are those of one chunk's backward, or what all in flight keep.
+    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32, of what trains.
+    activations: kept for the backward pass. loss: one chunk's logits and the head's gradient.  In a pipeline weights and gradients are those of a
+    stage; flight: what it has in flight; then activations are those of one chunk's backward, or what all in flight keep.
     """
     lay, leaves = x.layout, x.leaves.values()
     staged = [s for s in leaves if s.axes[0] == "layer" and lay.stages > 1]
@@ -50,7 +50,7 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
     passing = [s for s in leaves if moved(lay, "step", "live", s)]
     weights = sum(x.elements("step", s) * x.width_of(s) for s in copied)
     weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) * x.width_of(s) for s in passing)
-    gradients = sum(x.elements("grad", s) * 4 for s in leaves)
+    gradients = sum(x.elements("grad", s) * 4 for s in leaves if not s.frozen)
     tokens = x.rows * x.seq
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)

@@ -117,7 +117,7 @@ def _rings(s: Study) -> Any:
     assert s.flight
     table = _grid(("holds", "places", "bytes of one", "bytes"))
     for ring in s.flight.rings.values():
-        table.add_row(ring.holds, f"{ring.places} + 1", size(ring.each), size(ring.bytes))
+        table.add_row(ring.holds, str(ring.places), size(ring.each), size(ring.bytes))
     if s.flight.chunk:
         table.add_row("what B works on, made again", "1", size(s.flight.chunk), size(s.flight.chunk))
     table.add_section()

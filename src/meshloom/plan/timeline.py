@@ -11,7 +11,7 @@ from meshloom.plan.page import INK, PAPER, SOFT, WIDTH, Page, box, heading, page
 
 
 class Ring(NamedTuple):
-    """A ring buffer on every stage's device.  places: without the one that takes what nobody reads.  each: bytes of one place."""
+    """A ring buffer on every stage's device.  places: with one that takes what nobody reads, where there is one.  each: bytes of one place."""
 
     holds: str
     places: int
@@ -20,7 +20,7 @@ class Ring(NamedTuple):
     @property
     def bytes(self) -> int:
         """All of it."""
-        return (self.places + 1) * self.each
+        return self.places * self.each
 
 
 class Flight(NamedTuple):

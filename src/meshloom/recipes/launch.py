@@ -21,6 +21,7 @@ from meshloom.data import tokenizer as tokenizers
 from meshloom.data.sets import Sets, describe, open_sets
 from meshloom.models.attention import training_row
 from meshloom.models.base import Model
+from meshloom.models.freeze import frozen, frozen_paths
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.pipe import chunks_in, own, table_of
@@ -86,11 +87,12 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
 
 
 def model_of(config: RunConfig) -> tuple[Model, Any, Source | None]:
-    """The family and the sizes that a recipe asks for, and where its weights come from (None: random)."""
+    """The family, with what is frozen, and the sizes that a recipe asks for, and where its weights come from (None: random)."""
     if isinstance(config.model, Folder):
         source = hf.open_folder(Path(config.model.path).expanduser())
-        return source.model, source.config, source
-    return MODELS[config.model.family], config.model.config, None
+        return frozen(source.model, source.config, config.train.freeze), source.config, source
+    c = config.model.config
+    return frozen(MODELS[config.model.family], c, config.train.freeze), c, None
 
 
 def check_length(config: RunConfig, c: Any) -> None:
@@ -198,6 +200,7 @@ def facts(config: RunConfig, chosen: Chosen) -> dict[str, Any]:
         "model": {"family": chosen.model.name, **to_tree(chosen.config)},
         "layout": chosen.spelling,
         "training": facts_of(method(config), chosen.plan.layout),
+        "frozen": frozen_paths(chosen.model.specs(chosen.config)),
         "recipe": to_tree(config),
         "versions": {"meshloom": __version__, "jax": jax.__version__, "python": platform.python_version()},
         **({"huggingface": _said(chosen.source)} if chosen.source else {}),

@@ -5,7 +5,7 @@ counted. So no collective stands in a branch that only some devices take, and ev
 kinds are one loop. A stage keeps the inputs of its parts in rings of the table's sizes, and its backward computes the rest again.
 
 Embedding and head are the work of all stages together, split by vocabulary: what enters and leaves the pipeline is shared over its devices.
-Gradients are added up in fp32 on their stage and leave it once a step, as without a pipeline.
+Gradients are added up in fp32 on their stage and leave it once a step, as without a pipeline; what is frozen has none, and no sum is kept for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,33 +20,30 @@ from jax import Array, lax
 from meshloom.core.batch import Batch
 from meshloom.core.late import waits
 from meshloom.core.layout import PIPE
-from meshloom.core.spec import is_spec
+from meshloom.core.spec import is_spec, trained, with_frozen
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx
 from meshloom.parallel.pipe import stashes
-from meshloom.parallel.slots import COLUMNS, Table, forward_only, segments
+from meshloom.parallel.slots import Table, arrivals, forward_only, segments
 from meshloom.runner.gather import outside
 from meshloom.runner.run import Layers
 from meshloom.runner.stage import Often, Part, Row, Stage, blank, get, put
 
 SHARED = ("enter", "leave", "exit")
 """Columns that are the same for all stages."""
-ARRIVE = ("arrive_x", "arrive_g")
-"""Columns of what comes from other stages. In a loop of ticks in which nothing does, nothing is sent."""
 
 
 @pytree
 class Rings:
     """What a stage keeps from tick to tick. inbox: inputs that have arrived. kept: inputs or more, from forward to backward. grads: gradients of outputs.
-    late: what a backward leaves for the gradients of weights. Each has one slot more, which dummy work reads and writes. y, dx: what is sent next.
+    late: what a backward leaves for the gradients of weights. dx: what is sent next.
     layers, outer: gradients, fp32. sums: of the head, for the log. told: of each chunk, what its layers tell."""
 
     inbox: Array
     kept: tuple[Array, ...]
     grads: Array
     late: tuple[Array, ...]
-    y: Array
     dx: Array
     layers: Tree
     outer: Tree
@@ -59,7 +56,6 @@ class Passing:
     """What a stage keeps where there is no backward. out: [micro + 1, ...], outputs of the last part."""
 
     inbox: Array
-    y: Array
     out: Array
     told: Tree
 
@@ -80,15 +76,21 @@ class Step(Part):
     given: tuple[int | None, ...] = ()
     extra: Any = None
 
+    @property
+    def specs(self) -> Tree:
+        """Of the whole model."""
+        return self.s.model.specs(self.s.config)
+
     def pulled(self, layers: Layers, late: Array | None, x: Array, m: Array, v: Array) -> tuple[Array, Array, Any, dict[str, Array]]:
         """A part's output, what its layers add to the loss, the function from their cotangents to gradients of weights and input, and sums."""
+        specs = self.specs.layers
 
-        def both(weights: Tree, x: Array) -> tuple[tuple[Array, Array], dict[str, Array]]:
-            y, told = self.part(layers._replace(w=weights), x, m, v, late)
+        def both(mine: Tree, x: Array) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            y, told = self.part(layers._replace(w=with_frozen(specs, mine, layers.w)), x, m, v, late)
             extra, more = self.s.model.extra(self.s.config, self.s.layout.within, told)
             return (y, jnp.asarray(extra) * self.share_of), more
 
-        (y, extra), pull, more = jax.vjp(both, layers.w, x, has_aux=True)
+        (y, extra), pull, more = jax.vjp(both, trained(specs, layers.w), x, has_aux=True)
         return y, extra, pull, more
 
     @property
@@ -96,7 +98,7 @@ class Step(Part):
         """What gradients of matrices are multiplied by in B: 0 where W makes them."""
         return vary(jnp.zeros(()), (PIPE, *self.s.layout.tokens)) if self.splits else None
 
-    def forward(self, c: Rings, r: Row, often: Often) -> Rings:
+    def forward(self, c: Rings, r: Row, often: Often) -> tuple[Array, Rings]:
         """F: a part's output, and into the rings its input, or what its backward needs."""
         x, m, v, told = self.first(c.inbox, r, often), r["forward"], r["forward_chunk"], c.told
         if self.stash:
@@ -105,7 +107,7 @@ class Step(Part):
         else:
             y, new = self.part(self.layers(v), x, m, v)[0], [x]
         kept = tuple(put(ring, r["forward_keep"], a) for ring, a in zip(c.kept, new, strict=True))
-        return replace(c, y=y, kept=kept, told=told)
+        return y, replace(c, kept=kept, told=told)
 
     def fresh(self, pull: Any) -> list[Array]:
         """What of a backward pass is no weight."""
@@ -113,18 +115,19 @@ class Step(Part):
 
     def head_pass(self, y: Array, m: Array) -> tuple[Tree, Array, dict[str, Array]]:
         """The head forward and backward: gradients of its weights and of x, and the sums."""
+        specs, outer = outside(self.specs), outside(self.w)
 
-        def total(outer: Tree, x: Array) -> tuple[Array, dict[str, Array]]:
-            total, sums = self.leave(outer, x, m, self.head)
+        def total(mine: Tree, x: Array) -> tuple[Array, dict[str, Array]]:
+            total, sums = self.leave(with_frozen(specs, mine, outer), x, m, self.head)
             return total * self.share_of, sums
 
         x = self.share(y, self.s.layout.stages - 1)
-        (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(outside(self.w), x)
+        (_, sums), (douter, dx) = jax.value_and_grad(total, (0, 1), has_aux=True)(trained(specs, outer), x)
         return douter, dx, sums
 
-    def last(self, c: Rings, r: Row, often: Often) -> Rings:
+    def last(self, y: Array, c: Rings, r: Row, often: Often) -> Rings:
         """The head of the micro-batch that leaves the pipeline."""
-        douter, dx, sums = often.run(partial(self.head_pass, c.y), r["leave"])
+        douter, dx, sums = often.run(partial(self.head_pass, y), r["leave"])
         add = lambda total, new: jax.tree.map(lambda t, n: t + n.astype(t.dtype), total, new)
         return replace(c, grads=put(c.grads, r["leave_to"], vary(dx, (PIPE,))), outer=add(c.outer, douter), sums=add(c.sums, sums))
 
@@ -163,20 +166,21 @@ class Step(Part):
 
     def added(self, total: Tree, new: Tree, m: Array, v: Array, late: bool) -> Tree:
         """Gradients of a chunk's layers added to the stage's, those that W makes or, not late, the others."""
-        specs, chunks = self.s.model.specs(self.s.config).layers, self.s.place.layers.shape[1]
-        mine = lambda s: late == (self.splits and waits(self.s.layout, s))
+        specs, chunks = self.specs.layers, self.s.place.layers.shape[1]
+        mine = lambda s: not s.frozen and late == (self.splits and waits(self.s.layout, s))
         return jax.tree.map(lambda s, t, n: _add(t, _real(m, n), v, chunks) if mine(s) else t, specs, total, new, is_leaf=is_spec)
 
     def exit_pass(self, dx: Array, m: Array) -> Tree:
         """The embedding backward."""
-        return jax.vjp(lambda outer: self.enter(outer, m), outside(self.w))[1](self.share(dx, 0))[0]
+        specs, outer = outside(self.specs), outside(self.w)
+        return jax.vjp(lambda mine: self.enter(with_frozen(specs, mine, outer), m), trained(specs, outer))[1](self.share(dx, 0))[0]
 
     def exit(self, c: Rings, r: Row, often: Often) -> Rings:
         """The embedding's gradient of the micro-batch whose backward has come to the first part."""
         douter = often.run(partial(self.exit_pass, c.dx), r["exit"])
         return replace(c, outer=jax.tree.map(lambda t, n: t + n.astype(t.dtype), c.outer, douter))
 
-    def start(self, slots: dict[str, int]) -> tuple["Step", Rings]:
+    def start(self, sizes: dict[str, int]) -> tuple["Step", Rings]:
         """The step with what it needs to know, and empty rings and sums."""
         x, m, some, chunks = _arrives(self), jnp.int32(0), self.stage, (self.s.place.layers.shape[1],)
         _, extra, pull, more = jax.eval_shape(lambda: self.pulled(self.layers(some), self.waiting, x, some, some))
@@ -186,15 +190,16 @@ class Step(Part):
         dlayers = jax.eval_shape(lambda: step.backward_pass(blanks, x, some, some, self.waiting))[0]
         later = jax.eval_shape(lambda: step.split_pass(blanks, x, some, some)[1]) if self.splits else None
         (douter, _, sums), also = jax.eval_shape(lambda: self.head_pass(x, m)), jax.eval_shape(lambda: self.exit_pass(x, m))
-        ring = lambda name, a: vary(blank(a, (slots[name] + 1,)), (PIPE,))
+        ring = lambda name, a: vary(blank(a, (sizes[name],)), (PIPE,))
         rings = Rings(
             inbox=ring("inbox", x),
             kept=tuple(ring("kept", a) for a in kept),
             grads=ring("grads", x),
             late=tuple(ring("late", a) for a in jax.tree.leaves(later)),
-            y=x,
             dx=x,
-            layers=jax.tree.map(lambda w, g: vary(jnp.zeros(w.shape, jnp.float32), varying(g)), self.w.layers, dlayers),
+            layers=jax.tree.map(
+                lambda w, g: vary(jnp.zeros(w.shape, jnp.float32), varying(g)), trained(self.specs.layers, self.w.layers), dlayers
+            ),
             outer=jax.tree.map(lambda a, b: vary(blank(a, dtype=jnp.float32), varying(b)), douter, also),
             sums=jax.tree.map(blank, sums),
             told=jax.tree.map(lambda a: vary(blank(a, chunks), (PIPE,)), more),
@@ -218,9 +223,9 @@ class Step(Part):
         if often["arrive_g"].ticks:  # sent by the last backward, while the forward before this went on
             c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
         if kinds[0]:
-            c = self.forward(c, r, often["enter"])
-            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(c.y, 1))) if often["arrive_x"].ticks else c
-            c = self.last(c, r, often["leave"]) if often["leave"].ticks else c
+            y, c = self.forward(c, r, often["enter"])
+            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(y, 1))) if often["arrive_x"].ticks else c
+            c = self.last(y, c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
             c = self.backward(c, r)
             c = self.exit(c, r, often["exit"]) if often["exit"].ticks else c
@@ -237,7 +242,7 @@ def gradient(
     head: (live weights outside the layers, x behind the last norm, rows) -> the sum to differentiate, and named sums.  w, whole: this stage's weights.
     batch: [micro, batch, seq].  share: the factor of that sum.
     """
-    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stashes(s.layout)).start(table.slots)
+    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stashes(s.layout)).start(table.sizes)
     for start, stop, kinds in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(step.tick, kinds, often), c, rows)
@@ -261,9 +266,9 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
         y, said = part.part(part.layers(v), part.first(c.inbox, r, often), m, v)
         said = jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), said)
         out = put(c.out, jnp.where(r["leave"] >= 0, r["leave"], micro), y)
-        return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), y, out, _add_rows(c.told, said, v)), None
+        return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), out, _add_rows(c.told, said, v)), None
 
-    c = Passing(blank(x, (table.slots["inbox"] + 1,)), x, blank(x, (micro + 1,)), told)
+    c = Passing(blank(x, (table.sizes["inbox"],)), blank(x, (micro + 1,)), told)
     for start, stop, _ in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(tick, often["enter"]), c, rows)
@@ -272,11 +277,11 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
 
 
 def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, Often]]:
-    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage."""
+    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage: in a loop of ticks in which
+    nothing does, nothing is sent."""
     rows = {name: jnp.asarray(a[start:stop, 0] if name in SHARED else a[start:stop]) for name, a in table.columns.items()}
-    count = lambda set: Often(int(set.any(1).sum()), stop - start)
-    often = {name: count(table.columns[name][start:stop] >= 0) for name in SHARED}
-    return rows, often | {name: count(table.columns[name][start:stop] < table.slots[COLUMNS[name]]) for name in ARRIVE}
+    there = {name: table.columns[name][:, 0] >= 0 for name in SHARED} | arrivals(table.schedule)
+    return rows, {name: Often(int(ticks[start:stop].sum()), stop - start) for name, ticks in there.items()}
 
 
 def _arrives(p: Part) -> Array:

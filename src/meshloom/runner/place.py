@@ -123,8 +123,9 @@ def to_stage(lay: Layout, where: Place, specs: Tree, params: Tree) -> Tree:
 def from_stages(lay: Layout, where: Place, specs: Tree, grads: Tree) -> Tree:
     """Gradients of this stage's layers, as `to_stage` gave them -> as parameters lie between steps."""
 
-    def one(path: str, s: Spec, g: jax.Array) -> jax.Array:
-        if (found := ranks(where, path)) is None:
+    def one(path: str, s: Spec, g: jax.Array | None) -> jax.Array | None:
+        found = ranks(where, path)
+        if g is None or found is None:
             return g
         if s.role == "settled":
             return jnp.zeros((s.shape[0], *g.shape[1:]), g.dtype)

@@ -196,6 +196,8 @@ class TrainConfig(Section):
     """What the backward pass computes again: nothing, the cheap parts, or each whole layer."""
     runner: Literal["auto", "scan", "unroll"] = "auto"
     """The loop over layers. auto unrolls on a CPU (faster) and scans elsewhere (compiles once per layer kind)."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that stay as they are: patterns over their dotted paths, as `embed` or `layers.attn.*`. They have no gradient and no optimizer state."""
     nonfinite_limit: int = Field(default=10, ge=0)
     """Skipped steps in a row (non-finite gradient norm) that the run bears; one more ends it with an error."""
     loss_scale: LossScaleConfig = LossScaleConfig()

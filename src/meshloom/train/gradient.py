@@ -20,7 +20,7 @@ from meshloom.core.compress import SCATTERED, bits, scatter
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, parts, sum_over
 from meshloom.core.mesh import partitions
-from meshloom.core.spec import Spec, is_spec
+from meshloom.core.spec import Spec, is_spec, trained, with_frozen
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective, evaluate
@@ -34,7 +34,8 @@ from meshloom.runner.stage import stage_of
 
 def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Callable:
     """(params, batch [micro, batch, seq], key, scale) -> gradients in the `rest` table, divided by the number of scored tokens; sums for the
-    log over the whole batch; the global norm of the gradients.  scale: the loss scale, undone before anything is returned."""
+    log over the whole batch; the global norm of the gradients.  scale: the loss scale, undone before anything is returned.
+    What is frozen has no gradient: None in its place."""
     lay, share = plan.layout, make_local(model, c, plan, objective, plan.layout)
 
     def local(params: Tree, batch: Batch, key: Any, scale: jax.Array) -> tuple[Tree, dict, jax.Array]:
@@ -43,10 +44,9 @@ def make_gradient(model: Any, c: Any, plan: Plan, objective: Objective) -> Calla
 
     if lay.devices == 1:
         return local
-    rest, rows = partitions(lay, "rest", model.specs(c)), batch_partition(plan)
-    return jax.shard_map(
-        local, mesh=plan.mesh, in_specs=(rest, rows, PartitionSpec(), PartitionSpec()), out_specs=(rest, PartitionSpec(), PartitionSpec())
-    )
+    specs, rows, nothing = model.specs(c), batch_partition(plan), PartitionSpec()
+    rest = partitions(lay, "rest", specs)
+    return jax.shard_map(local, mesh=plan.mesh, in_specs=(rest, rows, nothing, nothing), out_specs=(trained(specs, rest), nothing, nothing))
 
 
 def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Layout) -> Callable:
@@ -60,15 +60,16 @@ def make_local(model: Any, c: Any, plan: Plan, objective: Objective, inside: Lay
         scored = sum_over(jnp.sum(batch.weights), tokens)
         count = jnp.maximum(scored, 1)
 
-        def loss(w: Tree, rows: Batch) -> tuple[jax.Array, dict]:
-            total, sums = evaluate(bound, objective, w, whole, rows, key)
+        def loss(mine: Tree, rows: Batch) -> tuple[jax.Array, dict]:
+            total, sums = evaluate(bound, objective, with_frozen(specs, mine, w), whole, rows, key)
             return total * (scale / count), sums
 
         if stage and table:
             grads, sums = pipeline.gradient(stage, table, partial(objective, bound), w, whole, batch, key, scale / count)
         else:
-            grads, sums = accumulate(loss, w, batch, apart=bool(gathers(inside)))
-        grads = jax.tree.map(lambda s, g: reduce_leaf(inside, s, g) / scale, specs, grads, is_leaf=is_spec)
+            grads, sums = accumulate(loss, trained(specs, w), batch, apart=bool(gathers(inside)))
+        total = lambda s, g: None if s.frozen else reduce_leaf(inside, s, g) / scale
+        grads = jax.tree.map(total, specs, grads, is_leaf=is_spec)
         grads = from_stages(inside, stage.place, specs, grads) if stage else grads
         return grads, {name: scored if name == "tokens" else over_devices(plan.layout, a) for name, a in sums.items()}
 

@@ -1,7 +1,7 @@
 """The loop around the train step: feed, step, log, and whatever is due. Goes on from a run's folder."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from meshloom.core.spec import abstract
 from meshloom.core.tree import Tree
 from meshloom.data.loader import Loader
 from meshloom.models.base import Model
+from meshloom.models.freeze import frozen_paths
 from meshloom.objectives.lm import Objective
 from meshloom.plan.flops import train_flops
 from meshloom.plan.peak import peak
@@ -142,9 +143,24 @@ def begin(run: Run, step: Step, saved: Checkpoints, resume: bool) -> tuple[State
         )
     check_same("model", info["model"], run.facts["model"], saved.path(newest))
     check_same("way of training", info["training"], run.facts["training"], saved.path(newest))
+    fewer = _newly_frozen(info.get("frozen", []), frozen_paths(step.specs.params), saved.path(newest))
     loader, sample = run.data.resume(info["data"])
-    state = saved.restore(abstract(step.specs, step.shardings), newest)
+    state = saved.restore(abstract(step.specs, step.shardings), newest, part=bool(fewer))
     return state, loader, newest, sample, info["interval"]
+
+
+def _newly_frozen(before: Sequence[str], now: Sequence[str], path: Path) -> list[str]:
+    """The parameters that trained up to a checkpoint and are frozen now: what the optimizer kept of them is left behind, and this is said.
+    Raises ValueError where one is to train that was frozen: the optimizer knows nothing of it, and counts its steps for all together."""
+    if begun := sorted({*before} - {*now}):
+        raise ValueError(
+            f"{path} was made with {', '.join(begun)} frozen, so it holds no optimizer state to train {'them' if len(begun) > 1 else 'it'} with. "
+            "Set train.freeze back to resume it, or start a new run from its weights (model: {from: the hf folder of the run})."
+        )
+    fewer = sorted({*now} - {*before})
+    if fewer and jax.process_index() == 0:
+        print(f"Frozen from here on: {', '.join(fewer)}. What the optimizer kept of them up to {path} is left behind.")
+    return fewer
 
 
 class Hooks:

@@ -7,6 +7,7 @@ from meshloom.core.layout import Layout
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.models.base import Model
+from meshloom.models.freeze import frozen_paths
 from meshloom.objectives.lm import Objective
 from meshloom.parallel.base import Collective, Shapes
 from meshloom.plan.cost import step_cost
@@ -76,6 +77,16 @@ def check(m: Method, lay: Layout, specs: Tree) -> None:
         raise ValueError(
             f"{m.saves or f'optimizer.kind: {kind}'} moves parameters by gradients alone, and {told[0]} has none: its layer changes it after every step. "
             "Use a model without such parameters, or leave the setting out."
+        )
+    if (fixed := frozen_paths(specs)) and (m.saves or kind in RULES):
+        raise ValueError(
+            f"{m.saves or f'optimizer.kind: {kind}'} keeps something of every parameter's gradient, and train.freeze leaves {fixed[0]} without one. "
+            f"Use outer.kind: none and one of {', '.join(OPTIMIZERS)}, or freeze nothing."
+        )
+    if fixed and lay.square:
+        raise ValueError(
+            f"A product that passes panel by panel makes its weight's gradient with that of its input, and train.freeze leaves {fixed[0]} without one. "
+            "Leave option stream out of the layout, or freeze nothing."
         )
     if kind in COMPRESSED:
         if m.steps and m.optimizer.freeze_step >= m.steps:

@@ -19,7 +19,7 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
-from meshloom.core.spec import ZEROS, Spec, abstract, is_spec
+from meshloom.core.spec import ZEROS, Spec, abstract, is_spec, trained
 from meshloom.core.tree import Tree, named_leaves
 from meshloom.train.config import OptimizerConfig
 from meshloom.train.scale import select
@@ -64,8 +64,8 @@ def roles(specs: Tree) -> Tree:
 
 
 def decayed(specs: Tree) -> tuple[str, ...]:
-    """The dotted paths of the parameters that weight decay shrinks: the matrices."""
-    return tuple(name for name, s in named_leaves(specs, is_spec).items() if role(s).matrix)
+    """The dotted paths of the parameters that weight decay shrinks: the matrices that train."""
+    return tuple(name for name, s in named_leaves(specs, is_spec).items() if role(s).matrix and not s.frozen)
 
 
 # ---- directions: gradient -> direction of descent, before the learning rate and weight decay ----
@@ -273,10 +273,21 @@ def descend(direction: optax.GradientTransformationExtraArgs, weight_decay: floa
 
 
 def make_optimizer(c: OptimizerConfig, specs: Tree) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of a model.  specs: the parameters' Specs.  `init(params)`, `update(grads, state, params, lr=, factor=, finite=)`."""
-    what = roles(specs)
+    """The optimizer of a model.  specs: the parameters' Specs.  `init(params)`, `update(grads, state, params, lr=, factor=, finite=)`.
+    What is frozen has no gradient, no state and no update: None in its place."""
+    what = roles(trained(specs, specs))
     mask = jax.tree.map(lambda r: r.matrix, what, is_leaf=_is_role)
-    return descend(OPTIMIZERS[c.kind](c, what), c.weight_decay, mask)
+    tx = descend(OPTIMIZERS[c.kind](c, what), c.weight_decay, mask)
+
+    def update(grads: Tree, state: Tree, params: Tree, **more: Any) -> tuple[Tree, Tree]:
+        return tx.update(grads, state, trained(specs, params), **more)
+
+    return optax.GradientTransformationExtraArgs(lambda params: tx.init(trained(specs, params)), update)
+
+
+def moved_by(params: Tree, updates: Tree) -> Tree:
+    """Parameters plus their updates; themselves, bit for bit, where there is none."""
+    return jax.tree.map(lambda p, u: p if u is None else (p + u).astype(p.dtype), params, updates)
 
 
 def clip_factor(norm: Array, clip: float) -> Array:
@@ -291,7 +302,7 @@ def update(
     where the norm is not finite, both come back bit for bit as they were."""
     finite = jnp.isfinite(norm)
     updates, state = tx.update(grads, state, params, lr=lr, factor=clip_factor(norm, clip), finite=finite)
-    return select(finite, optax.apply_updates(params, updates), params), state, finite
+    return select(finite, moved_by(params, updates), params), state, finite
 
 
 def state_specs(tx: optax.GradientTransformation, specs: Tree) -> Tree:
