@@ -2,8 +2,11 @@
 
 import pytest
 
+from meshloom.parallel.base import PLACES
 from meshloom.parallel.pipe import chunks_in, fits, schedule_in
 from meshloom.parallel.table import build, parse, spell
+from meshloom.plan.cost import shapes, step_cost
+from meshloom.runner.run import How
 from programs import config
 
 
@@ -73,3 +76,53 @@ def test_a_table_of_the_users_own(tmp_path) -> None:
         build(f"pipe=2:{file}", config("llama")[1], 16)
     with pytest.raises((ValueError, OSError), match="nowhere.csv"):
         build("pipe=2:nowhere.csv", config("llama")[1], 16)
+
+
+def test_a_plain_pipeline_by_hand() -> None:
+    """Two stages of two layers, four micro-batches of 4 rows of 16 tokens of 32 numbers, 1F1B: 5 ticks with a forward and 5 with a backward."""
+    model, c = config("llama_plain", layers=4)
+    x = shapes(model, c, build("pipe=2", c, 16), 16, 16, 4, How(), "bfloat16")
+    size = 4 * 16 * 32 * 2
+    matrices = 4 * (4 * 32 * 32 + 3 * 32 * 48) // 2  # of all layers, on one device; two gains a layer, and one behind the last
+    assert {(m.kind, m.place, m.why): (m.count, m.bytes) for m in step_cost("pipe=2", x)} == {
+        ("all-to-all", "start", "layers, to their stages"): (7, 2 * matrices),
+        ("all-to-all", "end", "gradients of layers, back"): (7, 4 * matrices),
+        ("all-reduce", "end", "gradients of small arrays"): (2, 4 * 4 * 2 * 32),
+        ("collective-permute", "send", "activations, to the next stage"): (5, 5 * size),
+        ("collective-permute", "send back", "their gradients, to the stage before"): (5, 5 * size),
+        ("all-reduce", "embed", "the embedding"): (4, 4 * size),
+        ("all-reduce", "head", "the last stage's activations, to all"): (4, 4 * size),
+        ("all-reduce", "head back", "the head, backward"): (4, 4 * size),
+        ("all-reduce", "embed back", "the first stage's gradients, to all"): (4, 4 * size),
+        ("all-reduce", "head", "the loss: largest logit"): (4, 4 * 64 * 4),
+        ("all-reduce", "head", "the loss: sum of exponentials, target's logit"): (4, 4 * 64 * 8),
+        ("all-reduce", "norm", "the gradient's norm"): (1, 4),
+    }
+
+
+@pytest.mark.parametrize("schedule, forward, backward", [("gpipe", 7, 7), ("1f1b", 7, 7), ("1f1b,stash", 7, 0), ("interleaved2", 11, 11)])
+def test_layers_move_what_they_do_in_every_tick(schedule: str, forward: int, backward: int) -> None:
+    """Four stages, four micro-batches, tensor parallelism: two sums a layer forward, again in each tick with a backward, and two backward."""
+    model, c = config("llama_plain", layers=16)
+    spelling = f"pipe=4:{schedule} tensor=2"
+    x = shapes(model, c, build(spelling, c, 16), 16, 16, 4, How(), "bfloat16")
+    slots = 16 // x.parts
+    count = {place: sum(m.count for m in step_cost(spelling, x) if m.axes == ("tensor",) and m.place == place) for place in PLACES}
+    assert count["layer"] + count["layer end"] == 2 * slots * (forward + backward) and count["layer back"] == 2 * slots * (backward or 7)
+
+
+def test_a_micro_batch_enters_and_leaves_once_whatever_the_ticks() -> None:
+    model, c = config("gpt2", layers=8)
+    for schedule in ("gpipe", "1f1b", "interleaved2", "zb"):
+        spelling = f"pipe=4:{schedule}" if schedule != "interleaved2" else "pipe=2:interleaved2"
+        x = shapes(model, c, build(spelling, c, 16, "gpu"), 16, 32, 8, How(), "bfloat16")
+        ends = [m for m in step_cost(spelling, x) if m.place in ("embed", "head", "head back", "embed back")]
+        assert {m.count for m in ends} == {8}
+
+
+def test_gradients_that_are_put_off_leave_in_their_own_ticks() -> None:
+    model, c = config("llama_plain", layers=4)
+    x = shapes(model, c, build("pipe=2:zb zero2=2", c, 16), 16, 16, 4, How(), "bfloat16")
+    assert x.flow and x.flow.ticks == (5, 5, 4, 5, 4)
+    count = {m.place: m.count for m in step_cost("pipe=2:zb zero2=2", x) if m.kind == "reduce-scatter"}
+    assert (count["gradients"], count["gradients late"]) == (5 * 2 * 2, 4 * 2 * 7), "gains at once, seven matrices later"

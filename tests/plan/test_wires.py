@@ -19,7 +19,7 @@ def words_of(m) -> str:
 
 def found(d, said: list[str]) -> tuple[list, list[int]]:
     """The collectives and where their reasons stand, in order."""
-    moves, places, at = [m for _, _, share in d.traffic.parts for m in share], [], 0
+    moves, places, at = [m for share in d.traffic.shares for m in share.moves], [], 0
     for m in moves:
         at = said.index(words_of(m), at) + 1
         places.append(at - 1)
@@ -32,7 +32,7 @@ def test_numbers_are_those_of_the_formulas() -> None:
     draw_traffic(p, d, 0)
     said = [t.text for t in p.texts]
     rows = [(said[i - len(m.axes) * 2], said[i : i + 3]) for m, i in zip(*found(d, said))]
-    moves = [m for _, _, share in d.traffic.parts for m in share]
+    moves = [m for share in d.traffic.shares for m in share.moves]
     assert rows == [(m.kind, [words_of(m), size(m.bytes), size(m.sent)]) for m in moves]
     assert said[-1] == size(d.traffic.sent)
 
@@ -44,9 +44,9 @@ def test_bars_are_as_long_as_their_bytes() -> None:
     bars = [patch.get_width() for patch in p.ax.patches if getattr(patch, "get_x", lambda: 0)() == 742.0]
     sent = [
         m.sent
-        for _, _, share in d.traffic.parts
-        for m in share
-        if m.sent / max(m.sent for _, _, s in d.traffic.parts for m in s) * 94 > 0.3
+        for share in d.traffic.shares
+        for m in share.moves
+        if m.sent / max(m.sent for s in d.traffic.shares for m in s.moves) * 94 > 0.3
     ]
     assert bars[: len(sent)] == pytest.approx([94 * n / max(sent) for n in sent])
 

@@ -197,12 +197,11 @@ class Row(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is added up of what layers tell, every micro-batch, fp32 numbers. load: over all devices, once. parts: over those of a layer's work, once.
-    layers, row: in each of so many layers so many a sequence, over the devices that split sequences. sums: names for the log beside."""
+    """What is added up of what a layer tells that does (`Kind.tells`), fp32 numbers. load: over all devices. parts: over those of a layer's work.
+    Both once a micro-batch for all layers. row: in each layer so many a sequence, over the devices that split sequences. sums: names for the log beside."""
 
     load: int = 0
     parts: int = 0
-    layers: int = 0
     row: int = 0
     sums: int = 0
 

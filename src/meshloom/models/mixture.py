@@ -211,8 +211,7 @@ def summed(lay: Layout) -> tuple[str, ...]:
 
 def told(c: MixtureConfig) -> Sizes:
     """What `extra` and the losses of each sequence add up."""
-    layers, by_sequence = sum(c.sparse), c.balance == "sequence" and c.balance_loss > 0
-    return Sizes(layers * (c.experts + 1), layers * (c.experts + 2), layers * by_sequence, c.experts, 2)
+    return Sizes(c.experts + 1, c.experts + 2, c.experts * (c.balance == "sequence" and c.balance_loss > 0), 2)
 
 
 def extra(c: MixtureConfig, lay: Layout, said: Told) -> tuple[Array, dict[str, Array]]:

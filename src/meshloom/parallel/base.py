@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
+from meshloom.core.late import waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.spec import Spec, is_spec
@@ -30,12 +31,17 @@ PLACES = {
     "embed": Place(MICRO, False, "the embedding"),
     "weights": Place(LAYER, False, "a layer's weights are gathered"),
     "layer": Place(LAYER, False, "a layer"),
+    "layer end": Place(LAYER, False, "what only a layer's output needs, not its backward pass"),
+    "told": Place(MICRO, False, "what layers tell the objective"),
+    "send": Place(MICRO, False, "a pipeline's stage sends on what it has computed"),
     "head": Place(MICRO, False, "the last norm and the objective"),
     "head back": Place(MICRO, True, "their backward pass"),
     "weights again": Place(LAYER, True, "a layer's weights are gathered for its backward pass"),
     "layer again": Place(LAYER, True, "what a layer's backward pass computes again"),
     "layer back": Place(LAYER, True, "a layer's backward pass"),
     "gradients": Place(LAYER, True, "gradients leave a layer"),
+    "send back": Place(MICRO, True, "a pipeline's stage sends back a gradient"),
+    "gradients late": Place(LAYER, True, "gradients that a schedule puts off leave a layer"),
     "embed back": Place(MICRO, True, "the embedding's backward pass"),
     "outer back": Place(MICRO, True, "gradients of weights outside the layers"),
     "end": Place(STEP, True, "gradients are added up over devices, into table `rest`"),
@@ -62,6 +68,28 @@ class Collective(NamedTuple):
     why: str
 
 
+class Ticks(NamedTuple):
+    """Ticks of a step in which any stage of a pipeline has work of each kind; those that send something on, and back."""
+
+    forward: int
+    backward: int
+    weight: int
+    sent: int
+    sent_back: int
+
+
+class Flow(NamedTuple):
+    """What a pipeline makes of a step. parts: so many its layers are cut into, each computed at once. seen: whether a compiler sees that nobody reads the
+    last output of a part that is computed for its backward pass alone. late: whether gradients of matrices are work of their own. gathers: how often
+    a step gathers weights outside the layers: those of the embedding, of the head, and of both. ticks: of its table."""
+
+    parts: int
+    seen: bool
+    late: bool
+    gathers: tuple[int, int, int]
+    ticks: Ticks
+
+
 class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
@@ -69,7 +97,8 @@ class Shapes(NamedTuple):
     padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
     the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
     objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
-    windows: of each layer (None: none). packed: whether rows hold several documents.
+    kinds: of each layer, models.base.Kind. run: of each that a step computes: those of a pipeline's slots on all its stages, where it has one.
+    flow: of a pipeline, or None. packed: whether rows hold several documents.
     """
 
     specs: Tree
@@ -84,9 +113,11 @@ class Shapes(NamedTuple):
     sums: int
     parallel: bool
     wide: int
-    windows: tuple[int | None, ...]
+    kinds: tuple[Any, ...]
     packed: bool
     told: Any
+    run: tuple[Any, ...]
+    flow: Flow | None
 
     @property
     def width(self) -> int:
@@ -102,6 +133,21 @@ class Shapes(NamedTuple):
         return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
 
     @property
+    def layers(self) -> int:
+        """Layers that a step computes."""
+        return len(self.run)
+
+    @property
+    def parts(self) -> int:
+        """Parts that the layers are cut into: 1 but for a pipeline."""
+        return self.flow.parts if self.flow else 1
+
+    @property
+    def ends(self) -> bool:
+        """Whether embedding and head are those of one strategy's devices: no pipeline's, which tells all that moves there."""
+        return self.layout.stages == 1
+
+    @property
     def residual(self) -> int:
         """Bytes of one micro-batch's residual stream with its whole sequence, on one device."""
         return self.rows * self.seq * self.config.embed * self.width
@@ -115,6 +161,15 @@ class Shapes(NamedTuple):
     def leaves(self) -> dict[str, Spec]:
         """Every parameter by its path."""
         return named_leaves(self.specs, is_spec)
+
+    def layer(self, s: Spec) -> int:
+        """Elements of one layer's share of a parameter on one device while it runs."""
+        return self.elements("live", s) // (s.shape[0] // self.layout.stages)
+
+    def held(self, s: Spec) -> int:
+        """Elements of a parameter's gradient on one device when it has been added up over all others of its stage."""
+        stages = self.layout.stages if s.axes[0] == "layer" and self.layout.exchanged(s.axes) is None else 1
+        return self.elements("rest", s) // stages
 
     def elements(self, table: str, s: Spec) -> int:
         """Elements of a parameter on one device under a table."""
@@ -187,8 +242,9 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         inside = s.axes[0] == "layer"
         layers = s.shape[0] if inside else 1
         times = x.micro * layers
-        live = x.elements("live", s) // layers
-        forward, leaving = ("weights", "gradients") if inside else ("outer", "outer back")
+        live = x.layer(s) if inside else x.elements("live", s)
+        gathers, times = (times, times) if inside else edges(x, path, s)
+        forward, leaving = ("weights", leaves(x, s)) if inside else ("outer", "outer back")
         for before, after in (("rest", "grad"), ("grad", "step")):
             found.append(_gather(x, s, before, after, x.elements(after, s), 1, "start", "parameters, once a step"))
         if not s.frozen and not twin(s, x, once=True):
@@ -196,7 +252,7 @@ def weight_moves(x: Shapes, owner: str) -> tuple[Collective, ...]:
         if not s.frozen and not twin(s, x):
             found.append(_scatter(x, s, "grad", "live", live, times, leaving, "gradients, every micro-batch", x.width_of(s)))
         again = x.micro * (layers - x.merged_in(path)) if inside and needed_again(s, x) else 0
-        found.append(_gather(x, s, "step", "live", live, times, forward, "parameters, every micro-batch"))
+        found.append(_gather(x, s, "step", "live", live, gathers, forward, "parameters, every micro-batch"))
         found.append(_gather(x, s, "step", "live", live, again, "weights again", "parameters, every micro-batch, backward"))
     ours = (c._replace(axes=ordered(x.layout, c.axes)) for c in found)
     return merge(c for c in ours if c.axes and c.axes[0] == owner)
@@ -233,13 +289,13 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
             continue
         served = {*moved(x.layout, "rest", "grad", s), *(a for name in s.axes for a in x.layout.grad.get(name, ()))}
         axes = tuple(a for a in (*x.layout.tokens, *parts(x.layout, s.axes)) if a not in served)
-        found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.elements("rest", s), "end", "gradients, once a step"))
+        found.append(Collective("all-reduce", ordered(x.layout, axes), 1, 4 * x.held(s), "end", "gradients, once a step"))
     found += _routers(x)
     if x.layout.tokens:
         # the count of tokens is of rows as they are given, the objective's sums of rows as it has them
         for axes, n in ((x.layout.tokens, 1), (x.layout.summed, x.sums - 1)):
             found.append(Collective("all-reduce", ordered(x.layout, axes), n, 4 * n, "log", "sums for the log"))
-    splits = (ordered(x.layout, tuple(a for name in s.axes for a in x.layout.rest.get(name, ()))) for s in trained)
+    splits = (ordered(x.layout, tuple(a for over in x.layout.entries("rest", s.axes) for a in over)) for s in trained)
     found += [Collective("all-reduce", axes, 1, 4, "norm", "the gradient's norm") for axes in dict.fromkeys(splits)]
     return merge(c for c in found if c.axes and c.axes[0] == owner)
 
@@ -247,14 +303,31 @@ def gradient_sums(x: Shapes, owner: str) -> tuple[Collective, ...]:
 def _routers(x: Shapes) -> list[Collective]:
     """What routers tell, every micro-batch; the loads of each sequence again where `full` computes a layer again."""
     lay, told = x.layout, x.told
-    rows, seq = x.micro * told.layers, lay.acts.get("whole_seq", ())
+    telling, seq = sum(kind.tells for kind in x.run) // x.parts, lay.acts.get("whole_seq", ())
+    rows = x.micro * telling * x.parts
     found = (
-        ((*lay.tokens, *lay.work), x.micro, x.micro * told.load, "head", "the routers' load"),
-        (lay.work, x.micro, x.micro * told.parts, "head", "the routers' probabilities"),
+        ((*lay.tokens, *lay.within.work), x.micro, x.micro * told.load * telling, "told", "the routers' load"),
+        (lay.within.work, x.micro, x.micro * told.parts * telling, "told", "the routers' probabilities"),
         (seq, rows, rows * x.rows * told.row, "layer", "the routers' load of each sequence"),
         (seq, rows, rows * x.rows * told.row * (x.remat == "full"), "layer again", "the routers' load of each sequence, recomputed"),
     )
     return [Collective("all-reduce", ordered(lay, axes), count if n else 0, 4 * n, place, why) for axes, count, n, place, why in found]
+
+
+def leaves(x: Shapes, s: Spec) -> str:
+    """The place at which the gradient of a layer's parameter leaves the layer."""
+    return "gradients late" if x.flow and x.flow.late and waits(x.layout, s) else "gradients"
+
+
+def edges(x: Shapes, path: str, s: Spec) -> tuple[int, int]:
+    """How often a step gathers a parameter outside the layers, and scatters its gradient. A pipeline keeps embedding and head apart: a table that both
+    have goes its way for each of them."""
+    if not x.flow:
+        return x.micro, x.micro
+    embeds = s.axes[0] in ("vocab", "position") and path != "head"
+    heads = not embeds or (path == "embed" and "head" not in x.leaves)
+    which = 2 if embeds and heads else int(heads)
+    return x.flow.gathers[which], x.micro * (embeds + heads)
 
 
 def twin(s: Spec, x: Shapes, once: bool = False) -> bool:
@@ -262,7 +335,7 @@ def twin(s: Spec, x: Shapes, once: bool = False) -> bool:
     once: at the end of a step. What micro-batches have added up, or was cut to parts of embed that are kept, is then no longer known to be the same."""
     if any(other.frozen for other in x.leaves.values() if other.role == "ends layer"):
         return False
-    known = x.micro == 1 and not (x.remat == "none" and split_embed(x.layout)) if once else True
+    known = x.micro == x.parts == 1 and not (x.remat == "none" and split_embed(x.layout)) if once else True
     return known and x.twins and s.role == "ends first half"
 
 

@@ -49,8 +49,8 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     ring, many = lay.size(lay.ring), lay.size(lay.exchange)
     array = x.rows // lay.size(lay.inner) * x.seq * many * c.head * kv_heads_inside(c.heads, c.kv_heads, lay)
     half, found = x.seq * many // 2, []
-    for window in x.windows:
-        hops = len(steps(ring, half, window))
+    for kind in x.run:
+        hops = len(steps(ring, half, kind.window))
         again = 2 * hops if x.remat == "full" else 0
         for count, width, place, why in (
             (2 * hops, x.width, "layer", "keys and values around the ring"),

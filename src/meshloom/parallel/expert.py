@@ -60,7 +60,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
 
 def _layers(x: Shapes) -> int:
     """Layers with experts."""
-    return sum(x.config.sparse)
+    return sum(kind.tells for kind in x.run)
 
 
 def _dropless(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
@@ -70,10 +70,11 @@ def _dropless(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
     tokens = x.rows * x.seq * x.layout.size(axes)
     rows, choices = tokens * c.embed * x.width, tokens * c.top * 4
     again = times if x.remat != "none" else 0
+    into = "layer end" if x.remat == "full" else "layer"
     return [
-        Collective("all-gather", axes, times, times * rows, "layer", "tokens to the experts"),
-        Collective("all-gather", axes, 2 * times, 2 * times * choices, "layer", "their choices"),
-        Collective("reduce-scatter", axes, times, times * rows, "layer", "results of the experts"),
+        Collective("all-gather", axes, times, times * rows, into, "tokens to the experts"),
+        Collective("all-gather", axes, 2 * times, 2 * times * choices, into, "their choices"),
+        Collective("reduce-scatter", axes, times, times * rows, "layer end", "results of the experts"),
         Collective("all-gather", axes, times, times * rows, "layer back", "results of the experts, backward"),
         Collective("reduce-scatter", axes, times, times * rows, "layer back", "tokens to the experts, backward"),
         Collective("reduce-scatter", axes, times, times * choices, "layer back", "their choices, backward"),
@@ -87,9 +88,9 @@ def _by_capacity(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
     c, times = x.config, x.micro * _layers(x)
     owned = c.experts // x.layout.size(x.layout.live["expert"]) * x.layout.size(axes)
     size = owned * x.rows * capacity(x.seq, c.top, c.experts, c.capacity) * c.embed * x.width
-    again = 2 * times if x.remat == "full" else 0
+    again, place = (2 * times, "layer end") if x.remat == "full" else (0, "layer")
     return [
-        Collective("all-to-all", axes, 2 * times, 2 * times * size, "layer", "tokens to the experts and back"),
+        Collective("all-to-all", axes, 2 * times, 2 * times * size, place, "tokens to the experts and back"),
         Collective("all-to-all", axes, 2 * times, 2 * times * size, "layer back", "tokens to the experts and back, backward"),
         Collective("all-to-all", axes, again, again * size, "layer again", "tokens to the experts and back, recomputed"),
     ]

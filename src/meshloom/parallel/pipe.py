@@ -10,8 +10,11 @@ layers [layers / stages, embed] when a step starts, and its gradient back at the
 from pathlib import Path
 
 from meshloom.core.layout import PIPE, Layout
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors
+from meshloom.core.leaf import split_seq
+from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
+from meshloom.parallel.slots import Table, arrivals, compile, segments
+from meshloom.parallel.tensor1d import loss
 
 TABLE = ".csv"
 """How the name of a file with a table of the user's own ends."""
@@ -62,6 +65,16 @@ def schedule_in(lay: Layout, micro: int) -> Schedule:
     return table
 
 
+def table_of(lay: Layout, micro: int) -> Table | None:
+    """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
+    return compile(schedule_in(lay, micro)) if lay.stages > 1 else None
+
+
+def stashes(lay: Layout) -> bool:
+    """Whether a stage keeps what its backward pass needs, and computes nothing again."""
+    return STASH in lay.options.get(PIPE, ())
+
+
 def check(c, seq: int, asked: Asked) -> None:
     """Refuses more stages than layers, and two schedules."""
     given = [option for option in asked.options if option != STASH]
@@ -98,8 +111,118 @@ def fits(layers: int, stages: int, chunks: int) -> None:
 
 
 def cost(x: Shapes) -> tuple[Collective, ...]:
-    """Not told yet."""
-    return ()
+    """What only a pipeline moves, and what moves at its ends, where all stages and the devices of tensor parallelism work together.
+
+    Once a step each matrix of the layers is exchanged, in the type of the arithmetic; its gradient back, fp32. What is not split along embed between
+    steps (gains, biases behind the matrices) is there already, and its gradient is summed with those of the stages that do not have it.
+    Every tick with a forward passes an activation on, every tick with a backward its gradient.
+    Every micro-batch: one sum for the embedding; two to share what leaves at the last stage and, backward, at the first; one for the head's input
+    backward; those of the loss.
+    """
+    lay, n = x.layout, x.micro
+    assert x.flow
+    often = x.flow.ticks
+    there = x.residual // lay.size(split_seq(lay)) // lay.size(lay.stream)
+    edge = tuple(a for a in lay.acts["vocab"] if a not in (*split_seq(lay), *lay.stream))
+    back = x.residual // lay.size(lay.inner)
+    reduce = lambda axes, size, place, why: Collective("all-reduce", axes, n, n * size, place, why)
+    return merge(
+        [
+            *exchanges(x),
+            Collective("collective-permute", (PIPE,), often.sent, often.sent * there, "send", "activations, to the next stage"),
+            Collective(
+                "collective-permute", (PIPE,), often.sent_back, often.sent_back * there, "send back", "their gradients, to the stage before"
+            ),
+            reduce(edge, there, "embed", "the embedding"),
+            reduce((PIPE,), there, "head", "the last stage's activations, to all"),
+            reduce(edge, back, "head back", "the head, backward"),
+            reduce((PIPE,), there, "embed back", "the first stage's gradients, to all"),
+            *loss(x, PIPE),
+            *joined(x),
+            *gradient_sums(x, PIPE),
+        ]
+    )
+
+
+def exchanges(x: Shapes) -> list[Collective]:
+    """Layers from where they rest to their stages, and their gradients back."""
+    found = []
+    for s in x.leaves.values():
+        if s.axes[0] != "layer":
+            continue
+        size, settled = x.elements("rest", s), s.frozen or s.role == "settled"
+        if x.layout.exchanged(s.axes) is None:
+            whole = size // s.shape[0] * s.used[0] * 4
+            found.append(
+                Collective("all-reduce", (PIPE,), 0 if settled else 1, 0 if settled else whole, "end", "gradients of small arrays")
+            )
+            continue
+        found.append(Collective("all-to-all", (PIPE,), 1, size * x.width_of(s), "start", "layers, to their stages"))
+        found.append(Collective("all-to-all", (PIPE,), 0 if settled else 1, 0 if settled else 4 * size, "end", "gradients of layers, back"))
+    return found
+
+
+def joined(x: Shapes) -> list[Collective]:
+    """What layers told, from their stages to all, once a step, fp32."""
+    telling = sum(kind.tells for kind in x.kinds)
+    size = telling * x.told.load + x.told.sums
+    return [Collective("all-reduce", (PIPE,), 1 + x.told.sums if telling else 0, 4 * size, "end", "what layers told")]
+
+
+def ticks(table: Table) -> Ticks:
+    """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
+    found, there = [0] * len(Ticks._fields), arrivals(table.schedule)
+    for start, stop, kinds in segments(table):
+        arrive = (bool(ticks[start:stop].any()) for ticks in there.values())
+        found = [n + (stop - start) * active for n, active in zip(found, (*kinds, *arrive))]
+    return Ticks(*found)
+
+
+def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
+    """What a pipeline makes of a step.  Embedding and head gather their weights once a micro-batch each; ticks that are no turn of a loop are one piece
+    of straight code, of which a CPU's compiler gathers once."""
+    table = table_of(lay, micro)
+    assert table
+    alone = [start for start, stop, _ in segments(table) if stop - start == 1 and lay.platform == "cpu"]
+    straight = [int((table.columns[name][alone, 0] >= 0).sum()) for name in ("enter", "leave")]
+    once = lambda n: max(0, n - 1)
+    return Flow(
+        parts,
+        seen and not stashes(lay),
+        table.schedule.splits,
+        (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))),
+        ticks(table),
+    )
+
+
+FORWARD = ("rows", "weights", "layer", "layer end")
+"""Places that come in every tick with a forward and, where a stage does not keep what it needs, in every tick with a backward, which computes it again."""
+BACKWARD = ("weights again", "layer again", "layer back", "gradients")
+"""Places that come in every tick with a backward."""
+
+
+def ticks_of(x: Shapes, place: str) -> tuple[str, ...]:
+    """The kinds of ticks (fields of Ticks) that come to a place where each device runs one part of its layers, whether there is work for it or not;
+    () for places that come once a micro-batch, or a step."""
+    again = "forward" if stashes(x.layout) else "backward"
+    kinds = {"told": (again,), "gradients late": ("weight",), **dict.fromkeys(BACKWARD, ("backward",))}
+    return tuple(dict.fromkeys(("forward", again))) if place in FORWARD else kinds.get(place, ())
+
+
+def part(x: Shapes, c: Collective) -> Collective:
+    """Of what a strategy tells of all layers and micro-batches, what one part of the layers moves in one tick."""
+    each = x.micro * (x.parts if PLACES[c.place].often == LAYER else 1)
+    assert c.count % each == c.bytes % each == 0, c
+    return c._replace(count=c.count // each, bytes=c.bytes // each)
+
+
+def unused(x: Shapes) -> tuple[str, ...]:
+    """Places that a backward spares where it computes the last layer of a part again: nobody reads its output. A compiler finds that out where the
+    layer is no turn of a loop. What is computed once more for the backward pass itself is then not needed either, but for what a layer tells."""
+    if not x.flow or not x.flow.seen:
+        return ()
+    again = x.remat == "full" and not x.run[-1].tells
+    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not any(x.merged.values()) else ()))
 
 
 def also(option: str) -> bool:

@@ -34,14 +34,15 @@ def halves(x: Shapes, axes: tuple[str, ...], size: int) -> list[Collective]:
     A remat gathers both halves' inputs again, and `full` scatters the first half's result again. Parallel halves get the same gradient back,
     which is gathered once, and neither's result is needed to compute the other again.
     """
-    layers = x.config.layers
+    layers = x.layers
     again = layers if x.remat != "none" else 0
     scattered = again if x.remat == "full" and not x.parallel else 0
     return [
         Collective(kind, axes, x.micro * n, x.micro * n * size, place, why)
         for kind, n, place, why in (
             ("all-gather", 2 * layers, "layer", "into a layer's halves"),
-            ("reduce-scatter", 2 * layers, "layer", "out of a layer's halves"),
+            ("reduce-scatter", (not x.parallel) * layers, "layer", "out of a layer's halves"),
+            ("reduce-scatter", (1 + x.parallel) * layers, "layer end", "out of a layer's halves"),
             ("reduce-scatter", 2 * layers, "layer back", "into a layer's halves, backward"),
             ("all-gather", layers if x.twins else 2 * layers, "layer back", "out of a layer's halves, backward"),
             ("all-gather", 2 * again, "layer again", "into a layer's halves, recomputed"),

@@ -183,6 +183,17 @@ def _places(lives: Iterable[Life]) -> dict[Op, int]:
     return found
 
 
+def arrivals(s: Schedule) -> dict[str, np.ndarray]:
+    """arrive_x, arrive_g: bool [ticks], whether anything arrives at any stage."""
+    found, travels = {name: np.zeros(s.ticks, bool) for name in ("arrive_x", "arrive_g")}, _travels(s)
+    for tick, _, op in s.each():
+        if op.kind == F and op.part < s.stages * s.chunks - 1:
+            found["arrive_x"][tick] = True
+        elif op.kind == B and op.part > 0:
+            found["arrive_g"][travels[tick]] = True
+    return found
+
+
 def segments(table: Table) -> list[tuple[int, int, tuple[bool, bool, bool]]]:
     """Runs of ticks in which the same kinds are at work on any stage: (first tick, tick after the last, (F, B, W))."""
     active = [(f, b, w) for f, b, w in np.any(table.schedule.ops[..., 0] >= 0, axis=1).tolist()]

@@ -9,7 +9,7 @@ Key/value heads that do not divide are kept whole on every device, and each quer
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import split_seq
 from meshloom.ops.loss import chunk_count
-from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.base import Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge, ordered
 
 SPLIT = {"heads": ("tensor",), "kv_heads": ("tensor",), "ffn": ("tensor",), "expert_ffn": ("tensor",), "vocab": ("tensor",)}
 
@@ -30,22 +30,26 @@ def check(c, seq: int, asked: Asked) -> None:
 def cost(x: Shapes) -> tuple[Collective, ...]:
     """All-reduces of [batch, seq, embed]: two a layer forward, two backward, one for the embedding, one for the head backward (a remat adds the
     first half's again under `full`). Three fp32 numbers a token for the loss. Once a step the gradients of what every device holds whole."""
-    layers, size = x.config.layers, x.residual
+    layers, size = x.layers, x.residual
     again = layers if x.remat == "full" and not x.parallel else 0
     residual = (
-        (2 * layers, "layer", "out of a layer's halves"),
+        ((not x.parallel) * layers, "layer", "out of a layer's halves"),
+        ((1 + x.parallel) * layers, "layer end", "out of a layer's halves"),
         (2 * layers, "layer back", "into a layer's halves, backward"),
         (again, "layer again", "out of a layer's first half, recomputed"),
-        (1, "embed", "the embedding"),
-        (1, "head back", "the head, backward"),
+        (x.ends, "embed", "the embedding"),
+        (x.ends, "head back", "the head, backward"),
     )
     streams = [Collective("all-reduce", ("tensor",), x.micro * n, x.micro * n * size, place, why) for n, place, why in residual]
-    return merge([*([] if split_seq(x.layout) else streams), *loss(x, ("tensor",)), *gradient_sums(x, "tensor")])
+    return merge([*([] if split_seq(x.layout) else streams), *loss(x, "tensor"), *gradient_sums(x, "tensor")])
 
 
-def loss(x: Shapes, axes: tuple[str, ...]) -> list[Collective]:
+def loss(x: Shapes, axis: str) -> list[Collective]:
     """The vocabulary-parallel cross-entropy: a maximum, then two sums, of each token's fp32 numbers, a chunk of tokens at a time.
-    axes: that split the vocabulary."""
+    axis: the outermost that splits the vocabulary tells it; of others there is nothing."""
+    axes = ordered(x.layout, x.layout.acts["vocab"])
+    if axes[0] != axis:
+        return []
     tokens = x.rows * x.seq // x.layout.size(x.layout.inner)
     chunks = min(chunk_count(tokens, x.config.vocab_padded // x.layout.size(axes), x.layout.platform), tokens)
     padded = -(-tokens // chunks) * chunks

@@ -38,7 +38,7 @@ def check(c, seq: int, asked: Asked) -> None:
 def cost(x: Shapes) -> tuple[Collective, ...]:
     """As `tensor2d`, of the rows of one depth; the gradients' shards once a step over depth."""
     cols = ("cols",)
-    return merge([*tensor2d.activations(x), *tensor2d.norms(x, cols), *loss(x, cols), *tensor2d.moved_once(x, ("depth", "rows", "cols"))])
+    return merge([*tensor2d.activations(x), *tensor2d.norms(x, cols), *loss(x, "cols"), *tensor2d.moved_once(x, ("depth", "rows", "cols"))])
 
 
 TENSOR25D = Strategy("tensor25d", layout, check, cost, "as tensor2d, with the batch over several such meshes", sizes, 3, tensor2d.OPTIONS)

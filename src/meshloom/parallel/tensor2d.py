@@ -60,7 +60,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     """Weights as under ZeRO-3, over rows; activations as under sequence parallelism, over cols and along embed; numbers of each token for the
     norms and for the loss, over cols.  A linear layer of M rows (of the whole batch), K inputs, N outputs: (rows-1) KN / rc received for each
     gather or scatter of its weight, (cols-1) M min(K, N) / rc for each of the two of its activations."""
-    return merge([*activations(x), *norms(x, ("cols",)), *loss(x, ("cols",)), *moved_once(x, ("rows", "cols"))])
+    return merge([*activations(x), *norms(x, ("cols",)), *loss(x, "cols"), *moved_once(x, ("rows", "cols"))])
 
 
 def activations(x: Shapes) -> list[Collective]:
@@ -75,26 +75,28 @@ def streams(x: Shapes) -> list[Collective]:
     and result forward; the result's gradient, the weight and its gradient backward (the result's gradient is one for parallel halves).
     """
     assert x.layout.square
-    q, layers = x.layout.square[2], x.config.layers
+    q, layers = x.layout.square[2], x.layers
     tokens = x.residual // x.layout.sizes["cols"]
     weights = {True: 0, False: 0}
     first, second = 0, 0  # of these, those that end a layer's first half and begin its second
     for s in x.leaves.values():
         if s.axes[0] == "layer" and "embed" in s.axes and INSIDE & set(s.axes):
-            enters, size = s.axes[1] == "embed", x.elements("live", s) // layers * x.width
+            enters, size = s.axes[1] == "embed", x.layer(s) * x.width
             weights[enters] += size
             first += 0 if enters or "ffn" in s.axes else size
             second += size if enters and "ffn" in s.axes else 0
     full = x.remat == "full"
-    once = full and not x.parallel
+    once, first_half = full and not x.parallel, int(not x.parallel)
     rows = (
         # mesh axis, products a layer, bytes of their panels in all, place, why
         ("cols", 2, 2 * tokens, "layer", "into a layer's halves, panels"),
         ("rows", 2, weights[True], "layer", "into a layer's halves, panels"),
         ("cols", 4, 4 * tokens, "layer back", "into a layer's halves, panels, backward"),
         ("rows", 4, 2 * weights[True], "layer back", "into a layer's halves, panels, backward"),
-        ("cols", 2, 2 * tokens, "layer", "out of a layer's halves, panels"),
-        ("rows", 2, weights[False], "layer", "out of a layer's halves, panels"),
+        ("cols", first_half, first_half * tokens, "layer", "out of a layer's halves, panels"),
+        ("rows", first_half, first_half * first, "layer", "out of a layer's halves, panels"),
+        ("cols", 2 - first_half, (2 - first_half) * tokens, "layer end", "out of a layer's halves, panels"),
+        ("rows", 2 - first_half, weights[False] - first_half * first, "layer end", "out of a layer's halves, panels"),
         ("cols", *((1, tokens) if x.twins else (2, 2 * tokens)), "layer back", "out of a layer's halves, panels, backward"),
         ("rows", 4, 2 * weights[False], "layer back", "out of a layer's halves, panels, backward"),
         ("cols", 2 * full, 2 * tokens * full, "layer again", "into a layer's halves, panels, recomputed"),

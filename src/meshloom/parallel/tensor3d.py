@@ -55,7 +55,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
             *turns(x),
             *head(x, stream),
             *norms(x, (J,), x.layout.sizes[L]),
-            *loss(x, (L,)),
+            *loss(x, L),
             *moved_once(x, (I, J, L)),
         ]
     )
@@ -69,7 +69,7 @@ def turns(x: Shapes) -> list[Collective]:
         if s.axes[0] != "layer" or "embed" not in s.axes or not INSIDE & set(s.axes):
             continue
         layers, enters = s.shape[0], s.axes.index("embed") == 1
-        features = x.elements("live", s) // layers // (x.config.embed // x.layout.sizes[J])
+        features = x.layer(s) // (x.config.embed // x.layout.sizes[J])
         size = x.rows * x.seq * features * x.width
         ways = ("reduce-scatter", "all-gather") if enters else ("all-gather", "reduce-scatter")
         again = x.remat == "full" if enters else x.remat != "none"

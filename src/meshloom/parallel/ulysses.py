@@ -46,7 +46,7 @@ def cost(x: Shapes) -> tuple[Collective, ...]:
     """Each layer: q, k, v and the result of the device's own tokens, [batch, seq / n, heads, head], in an all-to-all forward and one backward; a remat
     does the forward ones again."""
     lay, c = x.layout, x.config
-    axes, layers = lay.exchange, x.config.layers
+    axes, layers = lay.exchange, x.layers
     tensor, n = lay.size(lay.acts.get("heads", ())), lay.size(axes)
     size = (
         2 * (c.heads // tensor + n * kv_heads_inside(c.heads, c.kv_heads, lay)) * x.rows // lay.size(lay.inner) * x.seq * c.head * x.width

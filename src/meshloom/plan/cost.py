@@ -1,14 +1,16 @@
 """What one step of a model moves between devices under a layout: the sum of its strategies' formulas, and how that compares with a compiled program."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from meshloom.core.layout import Layout
+from meshloom.core.layout import PIPE, Layout
 from meshloom.core.order import padded
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
+from meshloom.parallel import pipe
 from meshloom.parallel.base import Collective, Shapes, merge, ordered, unreached
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
@@ -31,7 +33,8 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
             f"A batch of {sequences} sequences cannot be cut into {micro} micro-batches over {cut // micro} devices ({by or 'one'}). "
             f"Use batch.sequences that is a multiple of {cut}."
         )
-    told = model.told(c)
+    told, where = model.told(c), placed(model, c, layout)
+    parts = math.prod(where.layers.shape[:2]) if where else 1
     return Shapes(
         specs=as_run(model, c, layout),
         config=c,
@@ -46,20 +49,22 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         told=told,
         parallel=model.parallel(c),
         wide=model.wide(c),
-        windows=tuple(kind.window for kind in model.kinds(c)),
+        kinds=model.kinds(c),
         packed=packed,
+        run=where.kinds * parts if where else model.kinds(c),
+        flow=pipe.flow(layout, micro, parts, how.runner == "unroll" or stacks(where.kinds)[-1].repeat == 1) if where else None,
     )
 
 
 def as_run(model: Model, c: Any, layout: Layout) -> Tree:
-    """The specs with as many layers in each stack as a pipeline's stages have slots for, together."""
+    """The specs with as many layers in each stack as a pipeline's stages have slots for, together; those that there are count as used."""
     where = placed(model, c, layout)
     if where is None:
         return model.specs(c)
 
     def one(path: str, s: Spec) -> Spec:
         found = ranks(where, path)
-        return s if found is None else replace(s, shape=(found.size, *s.shape[1:]), used=(found.size, *s.used[1:]))
+        return s if found is None else replace(s, shape=(found.size, *s.shape[1:]), used=(s.shape[0], *s.used[1:]))
 
     return map_named(one, model.specs(c), is_leaf=is_spec)
 
@@ -68,17 +73,61 @@ def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
     """Layers, by stack, whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer
     (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
     found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
-    for s in stacks(model.kinds(c)) if layout.platform == "cpu" else ():
+    where = placed(model, c, layout)
+    kinds, times = (where.kinds, math.prod(where.layers.shape[:2])) if where else (model.kinds(c), 1)
+    for s in stacks(kinds) if layout.platform == "cpu" and not pipe.stashes(layout) else ():
         for kind in s.unit:
-            found[kind.stack] += s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
+            found[kind.stack] += times * s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
     return found
 
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
     """Every collective of one step under a layout's compact spelling, by strategy."""
+    rest, ticks = shares(spelling, x)
+    return merge([*rest, *(c._replace(count=c.count * times, bytes=c.bytes * times) for times, found in ticks.values() for c in found)])
+
+
+class Ticking(NamedTuple):
+    """What one tick of a kind moves inside the parts of a pipeline that run in it. times: ticks of that kind in a step."""
+
+    times: int
+    moves: tuple[Collective, ...]
+
+
+def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, Ticking]]:
+    """The collectives of a step; of a pipeline those outside its parts, and of each kind of tick (forward, backward, weight) those inside.
+
+    Exact where a part's layers are a loop. Where they are straight code (unrolled, or one layer a part), a CPU's compiler merges some gathers of
+    ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
+    remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    found = (c for name in asked for c in STRATEGIES[name].cost(x))
-    return merge(c._replace(axes=ordered(x.layout, c.axes)) for c in found if c.place not in unreached(x))
+    costs = lambda x, names: (c for name in names for c in STRATEGIES[name].cost(x) if c.place not in unreached(x))
+    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names))
+    if not x.flow:
+        return merge(told(x, asked)), {}
+    rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]
+    ticks: dict[str, list[Collective]] = {kind: [] for kind in ("forward", "backward", "weight")}
+    for c in told(x, inside):
+        kinds = pipe.ticks_of(x, c.place)
+        for kind in kinds:
+            ticks[kind].append(pipe.part(x, c))
+        rest += [] if kinds else [c]
+    for c in told(last_layers(x), inside) if pipe.unused(x) else ():
+        if c.place in pipe.unused(x):
+            one = pipe.part(x, c)
+            ticks["backward"].append(one._replace(count=-one.count, bytes=-one.bytes))
+    return merge(rest), {kind: Ticking(getattr(x.flow.ticks, kind), merge(found)) for kind, found in ticks.items() if found}
+
+
+def last_layers(x: Shapes) -> Shapes:
+    """The same step with nothing but the last layer of each part."""
+    kind = x.run[-1]
+
+    def one(path: str, s: Spec) -> Spec | None:
+        mine = path.startswith(f"layers.{kind.stack}." if kind.stack else "layers.")
+        return replace(s, shape=(x.parts, *s.shape[1:])) if mine else None if s.axes[0] == "layer" else s
+
+    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=(kind,) * x.parts, merged={})
 
 
 class Line(NamedTuple):

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from meshloom.parallel.base import STEP
 from meshloom.plan.draw import MOMENTS, Drawing, Held, Part, labels, shown, visible
 from meshloom.plan.explain import size
 from meshloom.plan.page import colours
 from meshloom.plan.shards import Faces, faces
+from meshloom.plan.traffic import WHEN
 
 OWN, OTHER = "\u2588", "\u2591\u2592"
 """The device's own piece; others', by turns."""
@@ -197,21 +199,20 @@ def _traffic(d: Drawing, console: Any, of: dict[str, str]) -> None:
         return
     wide = {
         "": 8,
-        "kind": max(len(m.kind) for _, _, share in t.parts for m in share),
+        "kind": max(len(m.kind) for share in t.shares for m in share.moves),
         "over": max(len(" x ".join(a)) for a in t.totals),
         "bytes": 10,
         "sent": 10,
     }
-    for title, _, share in t.parts:
-        if share:
-            table = Table(title=title[0].upper() + title[1:], **plain, expand=True)
-            for name in ("", "kind", "over", "why", "arrays", "bytes", "sent"):
-                how = "right" if name in ("arrays", "bytes", "sent") else "left"
-                table.add_column(name, justify=how, min_width=wide.get(name), ratio=1 if name == "why" else None)
-            for m in share:
-                when = ("before", "after") if share is t.once else ("forward", "backward")
-                table.add_row(when[m.back], m.kind, _over(m.axes, of), m.why, str(m.count), size(m.bytes), size(m.sent))
-            console.print(table)
+    for share in t.shares:
+        table = Table(title=share.title[0].upper() + share.title[1:], **plain, expand=True)
+        for name in ("", "kind", "over", "why", "arrays", "bytes", "sent"):
+            how = "right" if name in ("arrays", "bytes", "sent") else "left"
+            table.add_column(name, justify=how, min_width=wide.get(name), ratio=1 if name == "why" else None)
+        for m in share.moves:
+            when = WHEN[share.often == STEP][m.back]
+            table.add_row(when, m.kind, _over(m.axes, of), m.why, str(m.count), size(m.bytes), size(m.sent))
+        console.print(table)
     table = Table(title="A step in all, sent by each device", **plain)
     for i, name in enumerate(("over", "in the layers", "outside them", "once a step", "all")):
         table.add_column(name, justify="right" if i else "left")

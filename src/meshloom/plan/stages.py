@@ -2,14 +2,12 @@
 
 from typing import NamedTuple
 
-from meshloom.core.layout import PIPE
 from meshloom.models.base import Model
 from meshloom.parallel.base import Shapes
-from meshloom.parallel.pipe import STASH as STASHED
+from meshloom.parallel.pipe import stashes, table_of
 from meshloom.parallel.simulate import RECOMPUTE, STASH, simulate
 from meshloom.plan.flight import flight
 from meshloom.plan.timeline import Flight
-from meshloom.runner.pipeline import table_of
 from meshloom.runner.stage import placed
 
 
@@ -54,7 +52,7 @@ def pipeline(model: Model, x: Shapes) -> Pipeline | None:
     where, table = placed(model, x.config, x.layout), table_of(x.layout, x.micro)
     if where is None or table is None:
         return None
-    stash = STASHED in x.layout.options.get(PIPE, ())
+    stash = stashes(x.layout)
     times = simulate(table, STASH if stash else RECOMPUTE)
     layers = tuple(tuple(tuple(int(n) for n in slots if n >= 0) for slots in chunks) for chunks in where.layers)
     held = flight(table, x, len(where.kinds), model.name, stash)

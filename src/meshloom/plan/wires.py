@@ -1,9 +1,10 @@
 """The collectives of a step, drawn: one layer's forward and backward, those outside the layers, those once a step, and the bytes on each mesh axis."""
 
+from meshloom.parallel.base import STEP
 from meshloom.plan.draw import Drawing
 from meshloom.plan.explain import size
 from meshloom.plan.page import FAINT, INK, LINE, OTHER, OWN, PAPER, SOFT, WIDTH, Page, arrow, box, heading, stroke, text, width, words
-from meshloom.plan.traffic import Moved
+from meshloom.plan.traffic import WHEN, Moved
 
 GLYPHS = {
     "all-gather": ("own", "all"),
@@ -34,14 +35,13 @@ def draw_traffic(p: Page, d: Drawing, y: float) -> float:
     for x, said in ((BYTES, "bytes"), (SENT, "sent")):
         text(p, x, y + 2, said, 10.5, SOFT, at="right")
     y += 14
-    largest = max(m.sent for _, _, share in t.parts for m in share)
-    for title, _, share in t.parts:
-        if share:
-            text(p, 20, y + 12, title[0].upper() + title[1:], 11.5, bold=True)
-            y += 24
-            for back, said in enumerate(("before", "after") if share is t.once else ("forward", "backward")):
-                y = _pass(p, [m for m in share if m.back == bool(back)], said, y, largest)
-            y += 8
+    largest = max(m.sent for share in t.shares for m in share.moves)
+    for share in t.shares:
+        text(p, 20, y + 12, share.title[0].upper() + share.title[1:], 11.5, bold=True)
+        y += 24
+        for back, said in enumerate(WHEN[share.often == STEP]):
+            y = _pass(p, [m for m in share.moves if m.back == bool(back)], said, y, largest)
+        y += 8
     return _totals(p, d, y + 4)
 
 

@@ -24,13 +24,12 @@ from meshloom.models.base import Model
 from meshloom.models.freeze import frozen, frozen_paths
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in, own
+from meshloom.parallel.pipe import chunks_in, own, table_of
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.pipeline import table_of
 from meshloom.runner.run import How
 from meshloom.runner.stage import placed
 from meshloom.serve.generate import sampler

@@ -19,24 +19,19 @@ from jax import Array, lax
 
 from meshloom.core.batch import Batch
 from meshloom.core.late import waits
-from meshloom.core.layout import PIPE, Layout
+from meshloom.core.layout import PIPE
 from meshloom.core.spec import is_spec, trained, with_frozen
 from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx
-from meshloom.parallel.pipe import STASH, schedule_in
-from meshloom.parallel.slots import Table, compile, forward_only, segments
+from meshloom.parallel.pipe import stashes
+from meshloom.parallel.slots import Table, arrivals, forward_only, segments
 from meshloom.runner.gather import outside
 from meshloom.runner.run import Layers
 from meshloom.runner.stage import Often, Part, Row, Stage, blank, get, put
 
 SHARED = ("enter", "leave", "exit")
 """Columns that are the same for all stages."""
-
-
-def table_of(lay: Layout, micro: int) -> Table | None:
-    """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
-    return compile(schedule_in(lay, micro)) if lay.stages > 1 else None
 
 
 @pytree
@@ -223,13 +218,13 @@ class Step(Part):
         return tuple(next((i for i, given in enumerate(program.invars) if given is out), None) for out in program.outvars)
 
     def tick(self, kinds: tuple[bool, bool, bool], often: dict[str, Often], c: Rings, row: Row) -> tuple[Rings, None]:
-        """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED."""
+        """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED, and of what arrives."""
         r = {name: a if name in SHARED else a[self.stage] for name, a in row.items()}
-        if kinds[1]:  # sent by the last backward, while the forward before this went on
+        if often["arrive_g"].ticks:  # sent by the last backward, while the forward before this went on
             c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
         if kinds[0]:
             y, c = self.forward(c, r, often["enter"])
-            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(y, 1)))
+            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(y, 1))) if often["arrive_x"].ticks else c
             c = self.last(y, c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
             c = self.backward(c, r)
@@ -247,8 +242,7 @@ def gradient(
     head: (live weights outside the layers, x behind the last norm, rows) -> the sum to differentiate, and named sums.  w, whole: this stage's weights.
     batch: [micro, batch, seq].  share: the factor of that sum.
     """
-    stash = STASH in s.layout.options.get(PIPE, ())
-    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stash).start(table.sizes)
+    step, c = Step(s, w, whole, batch, key, head, share, table.schedule.splits, stashes(s.layout)).start(table.sizes)
     for start, stop, kinds in segments(table):
         rows, often = _cut(table, start, stop)
         c, _ = lax.scan(partial(step.tick, kinds, often), c, rows)
@@ -283,9 +277,11 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
 
 
 def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, Often]]:
-    """Ticks of a table as a loop takes them, and how often each of SHARED is set in them."""
+    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage: in a loop of ticks in which
+    nothing does, nothing is sent."""
     rows = {name: jnp.asarray(a[start:stop, 0] if name in SHARED else a[start:stop]) for name, a in table.columns.items()}
-    return rows, {name: Often(int((table.columns[name][start:stop, 0] >= 0).sum()), stop - start) for name in SHARED}
+    there = {name: table.columns[name][:, 0] >= 0 for name in SHARED} | arrivals(table.schedule)
+    return rows, {name: Often(int(ticks[start:stop].sum()), stop - start) for name, ticks in there.items()}
 
 
 def _arrives(p: Part) -> Array:

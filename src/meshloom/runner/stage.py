@@ -88,9 +88,10 @@ class Part:
 
     def enter(self, outer: Tree, m: Array) -> Array:
         """A micro-batch behind the embedding, the same on all stages."""
-        s, ctx = self.s, context(self.rows(m), self.key)
-        live = outer_weights(s.model.specs(s.config), s.layout, outer, outside(self.whole), ctx.samples)
-        return s.model.embed(s.config, s.layout, live, self.rows(m).tokens, ctx)
+        s, rows = self.s, self.rows(m)
+        # what the weights wait for has to be used besides: XLA drops a barrier's operand that is not, and gathers once before the loop
+        live = outer_weights(s.model.specs(s.config), s.layout, outer, outside(self.whole), rows.tokens)
+        return s.model.embed(s.config, s.layout, live, rows.tokens, context(rows, self.key))
 
     def leave(self, outer: Tree, x: Array, m: Array, head: Callable) -> tuple[Array, dict[str, Array]]:
         """The head's sum and sums of a micro-batch whose x is the same on all stages."""

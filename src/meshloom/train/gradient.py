@@ -24,10 +24,10 @@ from meshloom.core.spec import Spec, is_spec, trained, with_frozen
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.objectives.lm import Bound, Objective, evaluate
+from meshloom.parallel.pipe import table_of
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step
-from meshloom.runner.pipeline import table_of
 from meshloom.runner.place import from_stages
 from meshloom.runner.stage import stage_of
 
@@ -115,7 +115,7 @@ def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tu
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     if s.role == "settled":
-        return jnp.zeros_like(g)
+        return jnp.zeros(g.shape, g.dtype)  # the same on all devices
     dim, axes = lay.gathered("rest", "grad", s.axes)
     g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
     done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}

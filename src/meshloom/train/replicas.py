@@ -142,7 +142,8 @@ def gradient_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
         ]
     if between:
         found.append(Collective("all-reduce", between, 1, 4, "log", "the replicas' norms"))
-        found += [Collective("all-reduce", between, 1, 4 * x.told.load, "log", "the routers' load")] if x.told.load else []
+        load = 4 * x.told.load * sum(kind.tells for kind in x.kinds)
+        found += [Collective("all-reduce", between, 1, load, "log", "the routers' load")] if load else []
     return tuple(found)
 
 
