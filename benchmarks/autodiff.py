@@ -20,8 +20,8 @@ from meshloom.parallel.slots import forward_only
 from meshloom.plan.plan import Plan
 from meshloom.runner import pipeline
 from meshloom.runner.gather import gather_step, outside
-from meshloom.runner.pipeline import Part, get, put, stage_of
 from meshloom.runner.place import from_stages
+from meshloom.runner.stage import Part, blank, get, put, stage_of
 from meshloom.train.gradient import batch_partition, global_norm, over_devices, reduce_leaf
 
 
@@ -57,7 +57,7 @@ def loss(part: Part, micro: int, head: Any, share: Any) -> tuple[Any, Any]:
     def work(arrived: Any, r: Any) -> Any:
         m, v = r["forward"], r["forward_chunk"]
         x = part.first(arrived[None], {**r, "forward_from": jnp.int32(0)}, often["enter"])
-        y, _ = part.part(part.chunk(part.w.layers, v), x, m, v)
+        y, _ = part.part(part.layers(v), x, m, v)
         return y, *often["leave"].run(lambda m: leave(y, m), r["leave"])
 
     def tick(c: Any, row: Any) -> Any:
@@ -68,5 +68,5 @@ def loss(part: Part, micro: int, head: Any, share: Any) -> tuple[Any, Any]:
         return (inbox, total + more, jax.tree.map(jnp.add, sums, new)), None
 
     x, any_row = pipeline._arrives(part), dict.fromkeys(rows, part.stage) | dict.fromkeys(pipeline.SHARED, jnp.int32(0))
-    blank = jax.tree.map(pipeline._blank, jax.eval_shape(lambda: work(x, any_row))[1:])
-    return lax.scan(tick, (jnp.stack([x] * (table.slots["inbox"] + 1)), *blank), rows)[0][1:]
+    zero = jax.tree.map(blank, jax.eval_shape(lambda: work(x, any_row))[1:])
+    return lax.scan(tick, (jnp.stack([x] * (table.slots["inbox"] + 1)), *zero), rows)[0][1:]

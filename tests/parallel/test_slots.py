@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshloom.parallel.schedules import make
-from meshloom.parallel.slots import COLUMNS, RINGS, Table, compile, forward_only, segments
+from meshloom.parallel.slots import COLUMNS, RINGS, Table, arrivals, compile, forward_only, segments
 
 NAMES = {"gpipe": 1, "1f1b": 1, "zb": 1, "interleaved2": 2, "interleaved3": 3, "interleaved4": 4}
 ALL = [(name, stages) for name in NAMES for stages in range(1, 9)]
@@ -150,3 +150,10 @@ def test_refuses_what_cannot_be_run() -> None:
         ValueError, match="In tick 0 stage 0 does B3, which needs F3 of stage 0 first, and that is in tick 2. Put F3 before it."
     ):
         compile(s._replace(ops=s.ops[::-1].copy()))
+
+
+def test_ticks_in_which_something_arrives() -> None:
+    """Two stages, two micro-batches: F0 F1 - B0 B1 above, - F0 F1+B0 B1 - below. The last stage's output goes nowhere."""
+    found = arrivals(make("gpipe", 2, 2))
+    assert found["arrive_x"].tolist() == [True, True, False, False, False]
+    assert found["arrive_g"].tolist() == [False, False, False, True, True]

@@ -13,7 +13,7 @@ from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
 from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
-from meshloom.parallel.slots import ARRIVE, Table, compile, segments
+from meshloom.parallel.slots import Table, arrivals, compile, segments
 from meshloom.parallel.tensor1d import loss
 
 TABLE = ".csv"
@@ -150,7 +150,7 @@ def exchanges(x: Shapes) -> list[Collective]:
     for s in x.leaves.values():
         if s.axes[0] != "layer":
             continue
-        size, settled = x.elements("rest", s), s.role == "settled"
+        size, settled = x.elements("rest", s), s.frozen or s.role == "settled"
         if x.layout.exchanged(s.axes) is None:
             whole = size // s.shape[0] * s.used[0] * 4
             found.append(
@@ -171,10 +171,10 @@ def joined(x: Shapes) -> list[Collective]:
 
 def ticks(table: Table) -> Ticks:
     """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
-    found = [0] * len(Ticks._fields)
+    found, there = [0] * len(Ticks._fields), arrivals(table.schedule)
     for start, stop, kinds in segments(table):
-        arrive = [bool(table.arrives[name][start:stop].any()) for name in ARRIVE]
-        found = [n + (stop - start) * there for n, there in zip(found, (*kinds, *arrive))]
+        arrive = (bool(ticks[start:stop].any()) for ticks in there.values())
+        found = [n + (stop - start) * active for n, active in zip(found, (*kinds, *arrive))]
     return Ticks(*found)
 
 

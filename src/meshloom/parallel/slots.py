@@ -33,8 +33,6 @@ arrive_x                     where the activation goes that arrives at the end o
 arrive_g                     where the cotangent goes that arrives before this tick's B; it was made in the last tick before that had a B on any stage
 """
 
-ARRIVE = ("arrive_x", "arrive_g")
-"""Columns of what arrives from another stage."""
 WRITES = {"arrive_g": 0.0, "forward_keep": 0.2, "arrive_x": 0.5, "leave_to": 0.6, "backward_late": 0.8}
 """Columns of places that are written -> when in a tick."""
 READS = {"inbox": 0.1, "kept": 0.7, "grads": 0.7, "late": 0.9}
@@ -43,15 +41,13 @@ READS = {"inbox": 0.1, "kept": 0.7, "grads": 0.7, "late": 0.9}
 
 class Table(NamedTuple):
     """columns: as in COLUMNS, int32 [ticks, stages].  slots: ring buffer -> places that are kept in.  sizes: the same with the place that writes
-    with nothing to do need, where they need one; 1 at least.  used: ring buffer -> places kept in on each stage alone.  arrives: column of what
-    arrives -> bool [ticks], whether anything does at any stage."""
+    with nothing to do need, where they need one; 1 at least.  used: ring buffer -> places kept in on each stage alone."""
 
     schedule: Schedule
     columns: dict[str, np.ndarray]
     slots: dict[str, int]
     sizes: dict[str, int]
     used: dict[str, tuple[int, ...]]
-    arrives: dict[str, np.ndarray]
 
 
 class Life(NamedTuple):
@@ -109,7 +105,6 @@ def _table(s: Schedule, done: dict[Op, int]) -> Table:
             _sent(s, op, put, slot, travels.get(tick, tick))
         else:
             put("weight_from", slot("late", op))
-    arrives = {name: (columns[name] < slots[COLUMNS[name]]).any(1) for name in ARRIVE}
     taken = {ring: [_taken(ring, s, lives[ring][i], places[ring][i]) for i in range(s.stages)] for ring in RINGS}
     sizes = {ring: max(1, n) for ring, n in slots.items()}
     for name, ring in COLUMNS.items():
@@ -118,7 +113,7 @@ def _table(s: Schedule, done: dict[Op, int]) -> Table:
         for tick, stage in np.argwhere(columns[name] == slots[ring]).tolist():
             columns[name][tick, stage] = _free(taken[ring][stage], tick + WRITES[name], slots[ring]) if name in WRITES else 0
         sizes[ring] = max(sizes[ring], int(columns[name].max()) + 1)
-    return Table(s, columns, slots, sizes, used, arrives)
+    return Table(s, columns, slots, sizes, used)
 
 
 def _taken(ring: str, s: Schedule, lives: list[Life], places: dict[Op, int]) -> list[tuple[float, float, int]]:
@@ -185,6 +180,17 @@ def _places(lives: Iterable[Life]) -> dict[Op, int]:
         place = next((i for i, end in enumerate(free_after) if end < start), len(free_after))
         free_after[place : place + 1] = [stop]
         found[key] = place
+    return found
+
+
+def arrivals(s: Schedule) -> dict[str, np.ndarray]:
+    """arrive_x, arrive_g: bool [ticks], whether anything arrives at any stage."""
+    found, travels = {name: np.zeros(s.ticks, bool) for name in ("arrive_x", "arrive_g")}, _travels(s)
+    for tick, _, op in s.each():
+        if op.kind == F and op.part < s.stages * s.chunks - 1:
+            found["arrive_x"][tick] = True
+        elif op.kind == B and op.part > 0:
+            found["arrive_g"][travels[tick]] = True
     return found
 
 

@@ -1,7 +1,7 @@
 """What one step of a model moves between devices under a layout: the sum of its strategies' formulas, and how that compares with a compiled program."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -101,11 +101,8 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
     ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
     remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-
-    def told(x: Shapes, names: list[str]) -> Iterator[Collective]:
-        found = (c for name in names for c in STRATEGIES[name].cost(x))
-        return (c._replace(axes=ordered(x.layout, c.axes)) for c in found if c.place not in unreached(x))
-
+    costs = lambda x, names: (c for name in names for c in STRATEGIES[name].cost(x) if c.place not in unreached(x))
+    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names))
     if not x.flow:
         return merge(told(x, asked)), {}
     rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]

@@ -25,7 +25,7 @@ from meshloom.core.tree import Tree, pytree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx
 from meshloom.parallel.pipe import stashes
-from meshloom.parallel.slots import ARRIVE, Table, forward_only, segments
+from meshloom.parallel.slots import Table, arrivals, forward_only, segments
 from meshloom.runner.gather import outside
 from meshloom.runner.run import Layers
 from meshloom.runner.stage import Often, Part, Row, Stage, blank, get, put
@@ -281,11 +281,11 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
 
 
 def _cut(table: Table, start: int, stop: int) -> tuple[Row, dict[str, Often]]:
-    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage."""
+    """Ticks of a table as a loop takes them; how often each of SHARED is set in them, and something arrives at any stage: in a loop of ticks in which
+    nothing does, nothing is sent."""
     rows = {name: jnp.asarray(a[start:stop, 0] if name in SHARED else a[start:stop]) for name, a in table.columns.items()}
-    count = lambda set: Often(int(set[start:stop].sum()), stop - start)
-    often = {name: count((table.columns[name] >= 0).any(1)) for name in SHARED}
-    return rows, often | {name: count(table.arrives[name]) for name in ARRIVE}
+    there = {name: table.columns[name][:, 0] >= 0 for name in SHARED} | arrivals(table.schedule)
+    return rows, {name: Often(int(ticks[start:stop].sum()), stop - start) for name, ticks in there.items()}
 
 
 def _arrives(p: Part) -> Array:

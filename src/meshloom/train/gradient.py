@@ -115,7 +115,7 @@ def accumulate(loss: Callable, w: Tree, batch: Batch, apart: bool = False) -> tu
 def reduce_leaf(lay: Layout, s: Spec, g: jax.Array) -> jax.Array:
     """A gradient's local sums, added over devices into the `rest` table: scattered where that table splits, all-reduced elsewhere."""
     if s.role == "settled":
-        return jnp.zeros_like(g)
+        return jnp.zeros(g.shape, g.dtype)  # the same on all devices
     dim, axes = lay.gathered("rest", "grad", s.axes)
     g = scatter(g, axes, dim, bits(lay, SCATTERED, axes, s.axes))
     done = {*axes, *(a for name in s.axes for a in lay.grad.get(name, ()))}
