@@ -86,7 +86,7 @@ def turns(x: Shapes) -> list[Collective]:
 
 def head(x: Shapes, stream: int) -> list[Collective]:
     """The head's input changes from parts of each token to whole tokens of fewer rows, and its weight is gathered along embed."""
-    weight = x.width * x.config.embed * x.config.vocab_padded // x.layout.sizes[L]
+    weight = x.width * x.config.embed * x.config.vocab_padded // x.layout.size(x.layout.acts["vocab"])
     back = x.micro * (not x.leaves.get("head", x.leaves["embed"]).frozen)
     return [
         Collective("all-to-all", (J,), x.micro, x.micro * stream, "head", "the head, embed for rows"),
