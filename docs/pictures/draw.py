@@ -41,6 +41,7 @@ LAYOUTS = {
     "context": "context=4",
     "ulysses": "ulysses=4",
     "expert": "expert=4",
+    "pipe": "pipe=2:interleaved2 tensor=2 zero1=2",
     "product": "zero3=4 tensor=2 sequence",
 }
 """Name of a picture -> the layout that it shows."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SIZES = {
+    "pipe": "pipe=2",
     "data": "data=2",
     "zero1": "zero1=2",
     "zero2": "zero2=2",
@@ -37,7 +38,16 @@ MODELS = {
     "moe-capacity": ("moe-small", "model.vocab=385", "model.tied=false", "model.capacity=1.0"),
 }
 """A recipe and what is changed in it: odd vocabularies, grouped key heads, biases, tied and untied, experts dropless and with capacity."""
-LARGE = ("data=2 zero3=2 tensor=4 sequence", "zero3=8 tensor=2", "data=4 zero2=4 tensor=2 sequence", "zero3=16 tensor=2 sequence")
+LARGE = (
+    "data=2 zero3=2 tensor=4 sequence",
+    "zero3=8 tensor=2",
+    "data=4 zero2=4 tensor=2 sequence",
+    "zero3=16 tensor=2 sequence",
+    "pipe=2:interleaved2 zero3=4 tensor=2 sequence",
+    "pipe=4:gpipe tensor=2 zero1=2",
+    "pipe=4:zb context=2 data=2",
+    "pipe=4:1f1b,stash zero3=4 tensor=2",
+)
 """Products on 16 and 32 devices."""
 DEVICES = 16
 """Simulated; the suite has 8 and takes its sample from the pairs that fit."""

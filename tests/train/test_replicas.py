@@ -37,6 +37,7 @@ CASES = [
     ("llama", "data=4 tensor=2", 1, True),
     ("llama", "data=2 zero3=2 tensor=2 sequence", 2, True),
     ("gpt2", "data=2 zero1=2", 1, False),
+    ("llama", "pipe=2 data=2 zero1=2", 2, True),
 ]
 
 

@@ -26,6 +26,8 @@ LAYOUTS = (
     "context=2 ulysses=2",
     "zero3=4 tensor=2",
     "data=2 zero3=2 tensor=2",
+    "pipe=2 zero1=2",
+    "pipe=2:interleaved2 tensor=2",
 )
 """Checked where nobody asks for others."""
 EXPERTS = ("expert=4", "expert=2:folded tensor=2")
