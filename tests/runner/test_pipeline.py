@@ -129,8 +129,8 @@ def _weights(model, c, plan):
     )
 
 
-def test_what_is_kept_for_the_backward_pass_holds_no_weight() -> None:
-    """A stash takes activations alone: with wider matrices and as many tokens it takes no more."""
+def test_a_stash_keeps_what_is_not_computed_again() -> None:
+    """Of a layer computed again in full, its input; else all that its backward pass reads."""
     temp = [
         gradient("llama_plain", "pipe=2:1f1b,stash", 4, "scan", remat, more=(("layers", 4),)).temp
         - gradient("llama_plain", "pipe=2", 4, "scan", remat, more=(("layers", 4),)).temp
