@@ -97,10 +97,16 @@ def cells() -> list[tuple[str, str]]:
     """All of the matrix as (model, spelling): every pair and product on a dense model and on one with experts, every schedule on one of them."""
     found = []
     for i, spelling in enumerate(dict.fromkeys([pair.spelling for pair in pairs() if pair.spelling] + list(LARGE))):
-        found += [(models[i % 2], spelling) for models in (DENSE, SPARSE) if models is SPARSE or "expert" not in spelling]
+        found += [] if "expert" in spelling else [(DENSE[i % 2], spelling)]
+        found.append((with_experts(spelling, i), spelling))
     scheduled = [f"{SIZES['pipe']}:{schedule} {SIZES[name]}" for schedule in SCHEDULES for name in INSIDE]
-    models = list(MODELS)
-    return found + [(models[i % 4] if "expert" not in spelling else SPARSE[i % 2], spelling) for i, spelling in enumerate(scheduled)]
+    experts = lambda i, spelling: i % 4 > 1 or "expert" in spelling
+    return found + [(with_experts(spelling, i) if experts(i, spelling) else DENSE[i % 2], spelling) for i, spelling in enumerate(scheduled)]
+
+
+def with_experts(spelling: str, turn: int) -> str:
+    """The model with experts whose turn it is; a capacity counts places along whole sequences."""
+    return SPARSE[0 if "context" in spelling or "ulysses" in spelling else turn % 2]
 
 
 def sample(every: int, most: int = 8) -> dict[str, list[str]]:
@@ -110,8 +116,7 @@ def sample(every: int, most: int = 8) -> dict[str, list[str]]:
     todo = [pair.spelling for pair in pairs() if pair.spelling and pair.first != pair.second and devices(pair.spelling) <= most]
     out: dict[str, list[str]] = {name: [] for name in MODELS}
     for i, spelling in enumerate(todo[::every]):
-        names = SPARSE if "expert" in spelling else list(MODELS)
-        out[names[i % len(names)]].append(spelling)
+        out[with_experts(spelling, i // 2) if i % 2 or "expert" in spelling else DENSE[i // 2 % 2]].append(spelling)
     return out
 
 
