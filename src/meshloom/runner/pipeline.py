@@ -28,7 +28,7 @@ from meshloom.parallel.pipe import stashes
 from meshloom.parallel.slots import Table, arrivals, forward_only, segments
 from meshloom.runner.gather import outside
 from meshloom.runner.run import Layers
-from meshloom.runner.stage import Often, Part, Row, Stage, blank, get, put
+from meshloom.runner.stage import Often, Part, Row, Stage, after, blank, get, put
 
 SHARED = ("enter", "leave", "exit")
 """Columns that are the same for all stages."""
@@ -102,9 +102,9 @@ class Step(Part):
         """A number as a stage's own."""
         return vary(jnp.float32(n), (PIPE, *self.s.layout.tokens))
 
-    def forward(self, c: Rings, r: Row, often: Often) -> tuple[Array, Rings]:
+    def forward(self, c: Rings, r: Row, x: Array) -> tuple[Array, Rings]:
         """F: a part's output, and into the rings its input, or what its backward needs."""
-        x, m, v, told = self.first(c.inbox, r, often), r["forward"], r["forward_chunk"], c.told
+        m, v, told = r["forward"], r["forward_chunk"], c.told
         if self.stash:
             y, _, pull, more = self.pulled(self.layers(v), self.waiting, x, m, v)
             new, told = self.fresh(pull), _add_rows(told, _real(m, more), v)
@@ -150,10 +150,10 @@ class Step(Part):
         """As `backward_pass` without the gradients that can wait, which are 0, and the function that makes these of 1."""
         return jax.linearize(lambda late: self.backward_pass(kept, dy, m, v, late), self.waiting)
 
-    def backward(self, c: Rings, r: Row) -> Rings:
-        """B: a part's gradients; where the table has W, those of its matrices are left for it."""
-        m, v, dy = r["backward"], r["backward_chunk"], get(c.grads, r["backward_from"])
-        kept = [get(ring, r["backward_kept"]) for ring in c.kept]
+    def backward(self, c: Rings, r: Row, known: Array) -> Rings:
+        """B: a part's gradients; where the table has W, those of its matrices are left for it.  known: what comes before it in a tick."""
+        m, v, dy = r["backward"], r["backward_chunk"], after(get(c.grads, r["backward_from"]), known, r["backward"])
+        kept = [after(get(ring, r["backward_kept"]), known, r["backward"]) for ring in c.kept]
         if self.splits:
             (dlayers, dx, more), later = self.split_pass(kept, dy, m, v)
             c = replace(c, late=tuple(put(a, r["backward_late"], new) for a, new in zip(c.late, jax.tree.leaves(later), strict=True)))
@@ -224,14 +224,19 @@ class Step(Part):
     def tick(self, kinds: tuple[bool, bool, bool], often: dict[str, Often], c: Rings, row: Row) -> tuple[Rings, None]:
         """One tick.  kinds: which of F, B, W any stage has.  often: of each column of SHARED, and of what arrives."""
         r = {name: a if name in SHARED else a[self.stage] for name, a in row.items()}
+        known = entered = self.entered(r, often["enter"]) if kinds[0] else c.dx
         if often["arrive_g"].ticks:  # sent by the last backward, while the forward before this went on
-            c = replace(c, grads=put(c.grads, r["arrive_g"], self.send(c.dx, -1)))
+            known = self.send(after(c.dx, entered, r["forward"]), -1)
+            c = replace(c, grads=put(c.grads, r["arrive_g"], known))
         if kinds[0]:
-            y, c = self.forward(c, r, often["enter"])
-            c = replace(c, inbox=put(c.inbox, r["arrive_x"], self.send(y, 1))) if often["arrive_x"].ticks else c
-            c = self.last(y, c, r, often["leave"]) if often["leave"].ticks else c
+            known, c = self.forward(c, r, after(self.first(c.inbox, entered, r), known, r["forward"]))
+            y = known
+            if often["arrive_x"].ticks:
+                known = self.send(y, 1)
+                c = replace(c, inbox=put(c.inbox, r["arrive_x"], known))
+            c = self.last(after(y, known, r["forward"]), c, r, often["leave"]) if often["leave"].ticks else c
         if kinds[1]:
-            c = self.backward(c, r)
+            c = self.backward(c, r, known)
             c = self.exit(c, r, often["exit"]) if often["exit"].ticks else c
         if kinds[2]:
             c = self.weight(c, r)
@@ -267,7 +272,7 @@ def through(s: Stage, w: Tree, whole: Tree, tokens: Array, ctx: Ctx) -> tuple[Ar
     def tick(often: Often, c: Passing, row: Row) -> tuple[Passing, None]:
         r = {name: a if name in SHARED else a[part.stage] for name, a in row.items()}
         m, v = r["forward"], r["forward_chunk"]
-        y, said = part.part(part.layers(v), part.first(c.inbox, r, often), m, v)
+        y, said = part.part(part.layers(v), part.first(c.inbox, part.entered(r, often), r), m, v)
         said = jax.tree.map(lambda a: jnp.where(m >= 0, a, jnp.zeros_like(a)), said)
         out = put(c.out, jnp.where(r["leave"] >= 0, r["leave"], micro), y)
         return Passing(put(c.inbox, r["arrive_x"], part.send(y, 1)), out, _add_rows(c.told, said, v)), None

@@ -108,13 +108,18 @@ class Part:
         s, ctx = self.s, context(self.rows(m), self.key)
         numbers = jnp.asarray(s.place.layers)[self.stage, v]
         where = replace(ctx, layer=jnp.maximum(numbers, 0), real=numbers >= 0 if s.place.masked else None, late=late)
+        segments = where.segments if where.segments is None else after(where.segments, x, m)
+        where = replace(where, segments=segments)
         ctx = replace(where, rotary=s.model.rotary(s.config, ctx.positions), documents=whole_rows(s.layout, ctx.segments))
         y, _, told = run(s.model, s.config, s.layout.within, layers, x, ctx, s.how, s.place.kinds)
         return y, told
 
-    def first(self, inbox: Array, r: Row, often: Often) -> Array:
+    def entered(self, r: Row, often: Often) -> Array:
+        """The micro-batch that enters in a tick, behind the embedding."""
+        return often.run(lambda m: self.enter(outside(self.w), m), r["enter"])
+
+    def first(self, inbox: Array, entered: Array, r: Row) -> Array:
         """The input of a tick's forward: from the embedding in the first part, else what has arrived."""
-        entered = often.run(lambda m: self.enter(outside(self.w), m), r["enter"])
         new = (self.stage == 0) & (r["forward_chunk"] == 0)
         return jnp.where(new, vary(entered, (PIPE,)), get(inbox, r["forward_from"]))
 
@@ -141,6 +146,13 @@ class Part:
             return lax.psum(spread(a.reshape(-1, *a.shape[2:]), ranks, int(telling[-1])), PIPE)
 
         return jax.tree.map(one, told)
+
+
+def after(x: Array, other: Array, m: Array) -> Array:
+    """x, not before `other` is known. The collectives of a tick must begin in the same order on every device: XLA on a CPU takes those that are ready as
+    they come, and two devices that begin with different ones wait for each other. A barrier would not hold there.  m: a number of the tick's, which
+    no compiler knows to be more than -2."""
+    return jnp.where(m < -1, other.ravel()[0].astype(x.dtype), x)
 
 
 def get(ring: Array, slot: Array) -> Array:
