@@ -56,7 +56,7 @@ def loss(part: Part, micro: int, head: Any, share: Any) -> tuple[Any, Any]:
 
     def work(arrived: Any, r: Any) -> Any:
         m, v = r["forward"], r["forward_chunk"]
-        x = part.first(arrived[None], {**r, "forward_from": jnp.int32(0)}, often["enter"])
+        x = part.first(arrived[None], part.entered(r, often["enter"]), {**r, "forward_from": jnp.int32(0)})
         y, _ = part.part(part.layers(v), x, m, v)
         return y, *often["leave"].run(lambda m: leave(y, m), r["leave"])
 
