@@ -17,7 +17,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.\-]+)\s+=\s+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _SOMETIMES = re.compile(r"ticks_(\d+)_of_(\d+)")
-"""What a loop of a pipeline says of work that only some of its ticks do (runner/pipeline.py)."""
+"""What a loop of a pipeline says of work that only some of its ticks do (runner/stage.py)."""
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"\}')
 
 

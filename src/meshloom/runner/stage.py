@@ -107,10 +107,10 @@ class Part:
         """x through this stage's chunk v, and what its layers told.  late: as in models.base.Ctx."""
         s, ctx = self.s, context(self.rows(m), self.key)
         numbers = jnp.asarray(s.place.layers)[self.stage, v]
-        where = replace(ctx, layer=jnp.maximum(numbers, 0), real=numbers >= 0 if s.place.masked else None, late=late)
-        segments = where.segments if where.segments is None else after(where.segments, x, m)
-        where = replace(where, segments=segments)
-        ctx = replace(where, rotary=s.model.rotary(s.config, ctx.positions), documents=whole_rows(s.layout, ctx.segments))
+        segments = None if ctx.segments is None else after(ctx.segments, x, m)
+        rotary, documents = s.model.rotary(s.config, ctx.positions), whole_rows(s.layout, segments)
+        real = numbers >= 0 if s.place.masked else None
+        ctx = replace(ctx, segments=segments, rotary=rotary, documents=documents, layer=jnp.maximum(numbers, 0), real=real, late=late)
         y, _, told = run(s.model, s.config, s.layout.within, layers, x, ctx, s.how, s.place.kinds)
         return y, told
 
