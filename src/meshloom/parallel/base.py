@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.late import waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
+from meshloom.core.remat import words_of
 from meshloom.core.spec import Spec, is_spec
-from meshloom.core.tree import Tree, named_leaves
+from meshloom.core.tree import Tree, map_named, named_leaves
 
 
 class Place(NamedTuple):
@@ -94,9 +96,10 @@ class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
-    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
-    the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT, or a pattern over the layers (of a pipeline's part: over its
+    slots), see `by_remat`. dtype: of the arithmetic. straight: of each layer in `run`, whether the compiler sees the first and the second computation at
+    once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the objective adds up for the log, the
+    count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
     kinds: of each layer, models.base.Kind. run: of each that a step computes: those of a pipeline's slots on all its stages, where it has one.
     flow: of a pipeline, or None. packed: whether rows hold several documents.
     """
@@ -109,7 +112,7 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: Mapping[str, int]
+    straight: tuple[bool, ...]
     sums: int
     parallel: bool
     wide: int
@@ -128,9 +131,14 @@ class Shapes(NamedTuple):
         """Bytes of one number of a parameter in a step."""
         return jnp.dtype(s.dtype).itemsize if s.exact else self.width
 
+    @property
+    def merged(self) -> int:
+        """Layers that are `straight`."""
+        return sum(self.straight)
+
     def merged_in(self, path: str) -> int:
-        """`merged` of the stack of layers that a parameter is in."""
-        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
+        """`merged` in the stack of layers that a parameter is in."""
+        return sum(straight for kind, straight in zip(self.run, self.straight) if in_stack(path, kind.stack))
 
     @property
     def layers(self) -> int:
@@ -174,6 +182,34 @@ class Shapes(NamedTuple):
     def elements(self, table: str, s: Spec) -> int:
         """Elements of a parameter on one device under a table."""
         return math.prod(self.layout.shard_shape(table, s))
+
+
+def in_stack(path: str, stack: str) -> bool:
+    """Whether a parameter is in a stack of layers.  stack: models.base.Kind's."""
+    return path.startswith(f"layers.{stack}." if stack else "layers.")
+
+
+def by_remat(x: Shapes) -> dict[str, Shapes]:
+    """What each part of a pattern of remat is of: word (core/remat.py) -> the same step with no other layers than those. The same step where one word
+    is for all."""
+    words = words_of(x.remat, x.layers // x.parts) * x.parts
+    found = dict.fromkeys(words)
+    if len(found) == 1:
+        return {word: x._replace(remat=word) for word in found}
+    return {word: restricted(x, tuple(w == word for w in words))._replace(remat=word) for word in found}
+
+
+def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
+    """The same step with nothing but some of its layers, as many in each part.  keep: of each in `run`, whether it stays."""
+    run, straight = (tuple(one for one, stays in zip(all_of, keep) if stays) for all_of in (x.run, x.straight))
+
+    def one(path: str, s: Spec) -> Spec | None:
+        if s.axes[0] != "layer":
+            return s
+        layers = sum(in_stack(path, kind.stack) for kind in run)
+        return replace(s, shape=(layers, *s.shape[1:]), used=(layers, *s.used[1:])) if layers else None
+
+    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight)
 
 
 class Asked(NamedTuple):
