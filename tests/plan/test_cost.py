@@ -9,7 +9,7 @@ from meshloom.core.spec import abstract
 from meshloom.models.freeze import frozen
 from meshloom.parallel.base import MICRO, PLACES, STEP, Collective
 from meshloom.parallel.table import build
-from meshloom.plan.cost import compare, shapes, straight, step_cost, wire_bytes
+from meshloom.plan.cost import compare, shapes, step_cost, straight, wire_bytes
 from meshloom.plan.hlo import Found, collectives
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How

@@ -201,7 +201,8 @@ def by_remat(x: Shapes) -> dict[str, Shapes]:
 
 def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
     """The same step with nothing but some of its layers, as many in each part.  keep: of each in `run`, whether it stays."""
-    run, straight = (tuple(one for one, stays in zip(all_of, keep) if stays) for all_of in (x.run, x.straight))
+    run = tuple(kind for kind, stays in zip(x.run, keep, strict=True) if stays)
+    straight = tuple(seen for seen, stays in zip(x.straight, keep) if stays)
 
     def one(path: str, s: Spec) -> Spec | None:
         if s.axes[0] != "layer":

@@ -81,7 +81,7 @@ def solve(chain: Chain, limit: int, end: int = 0) -> Chosen:
 def fewest(chain: Chain, end: int = 0) -> Chosen:
     """A pattern of the lowest peak there is."""
     fronts = [_nothing(1)]
-    for at, ending in enumerate(_ending(chain)[1:], 1):
+    for ending in _ending(chain)[1:]:
         rows = []
         for start, choice, number in ending:
             f = fronts[start]

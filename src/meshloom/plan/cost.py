@@ -102,8 +102,9 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
     ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
     remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    costs = lambda x, names: (c for name in names for c in _cost(name, x) if c.place not in unreached(x))
-    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names))
+    parts, never = by_remat(x), unreached(x)
+    costs = lambda x, names, parts: (c for name in names for c in _cost(name, x, parts) if c.place not in never)
+    told = lambda x, names, parts=parts: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names, parts))
     if not x.flow:
         return merge(told(x, asked)), {}
     rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]
@@ -115,22 +116,21 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
         rest += [] if kinds else [c]
     last = last_layers(x)
     unused = pipe.unused(x._replace(remat=last.remat))
-    for c in told(last, inside) if unused else ():
+    for c in told(last, inside, by_remat(last)) if unused else ():
         if c.place in unused:
             one = pipe.part(x, c)
             ticks["backward"].append(one._replace(count=-one.count, bytes=-one.bytes))
     return merge(rest), {kind: Ticking(getattr(x.flow.ticks, kind), merge(found)) for kind, found in ticks.items() if found}
 
 
-def _cost(name: str, x: Shapes) -> Iterable[Collective]:
-    """A strategy's collectives: of a pattern of remat each part's own, what comes once a step or a micro-batch once."""
-    words = by_remat(x)
-    for i, (word, part) in enumerate(words.items()):
+def _cost(name: str, x: Shapes, parts: dict[str, Shapes]) -> Iterable[Collective]:
+    """A strategy's collectives: of a pattern of remat each part's own, what comes once a step or a micro-batch once.  parts: `by_remat`."""
+    for word, part in parts.items():
         for c in _grouped(name, part) if group_of(word) > 1 else STRATEGIES[name].cost(part):
-            if PLACES[c.place].often == LAYER or len(words) == 1:
+            if PLACES[c.place].often == LAYER or len(parts) == 1:
                 yield c
-    if len(words) > 1:
-        first = next((word for word in ("none", *words) if word in words))
+    if len(parts) > 1:
+        first = next(word for word in ("none", *parts) if word in parts)
         yield from (c for c in STRATEGIES[name].cost(x._replace(remat=first)) if PLACES[c.place].often != LAYER)
 
 
