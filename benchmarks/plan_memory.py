@@ -28,7 +28,16 @@ MODELS = {"llama": CPU, "gpt2": GPT2, "moe": MOE, "llama-1b": LLAMA_1B, "llama2-
 def case(on: str, model: str, layout: str, rows: int, remat: str, micro: int = 1, **more: Any) -> dict[str, Any]:
     """One case.  rows: sequences of a micro-batch, over all devices."""
     given = {"seq": 512, "dtype": "float32" if on.startswith("cpu") else "bfloat16", **more}
-    return {"on": on, "model": model, "layout": layout, "seq": given["seq"], "sequences": rows * micro, "micro": micro, "remat": remat, "dtype": given["dtype"]}
+    return {
+        "on": on,
+        "model": model,
+        "layout": layout,
+        "seq": given["seq"],
+        "sequences": rows * micro,
+        "micro": micro,
+        "remat": remat,
+        "dtype": given["dtype"],
+    }
 
 
 CASES = (
@@ -84,7 +93,9 @@ JOB = ("on", "model", "layout", "seq", "sequences", "micro", "remat", "dtype")
 
 def name(job: dict[str, Any]) -> str:
     """A case in a line."""
-    return f"{job['on']} {job['model']} [{job['layout']}] {job['sequences']} x {job['seq']} in {job['micro']}, {job['remat']}, {job['dtype']}"
+    return (
+        f"{job['on']} {job['model']} [{job['layout']}] {job['sequences']} x {job['seq']} in {job['micro']}, {job['remat']}, {job['dtype']}"
+    )
 
 
 def known() -> list[dict[str, Any]]:

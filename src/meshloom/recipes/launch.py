@@ -249,7 +249,9 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
 def _export(folder: Path, chosen: Chosen, outcome: Outcome) -> str:
     """Writes the model as a Hugging Face folder; where its family has no counterpart there, returns a sentence that says so, else ""."""
     if not chosen.model.hf(chosen.config):
-        return f"No hf folder is written: Hugging Face has no counterpart of this {chosen.model.name} model. Its weights are in checkpoints/."
+        return (
+            f"No hf folder is written: Hugging Face has no counterpart of this {chosen.model.name} model. Its weights are in checkpoints/."
+        )
     said, words = _said(chosen.source), folder / "tokenizer"
     hf.save(folder / "hf", chosen.model, chosen.config, outcome.state.params, tokenizer=words, overwrite=True, **said)
     return ""
