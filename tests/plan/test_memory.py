@@ -64,7 +64,7 @@ def test_the_estimate_is_near_the_compilers_number(remat) -> None:
 
 
 def test_a_device_needs_what_it_stores_and_what_a_step_adds() -> None:
-    model, c = tiny("llama")
+    model, c = config("llama")
     x = shapes(model, c, build("zero3=8", c, 16), 16, 8, 1, How(), "float32")
     found = device_memory(model, x, {"parameters": 100, "optimizer": 200})
     assert list(found.kinds)[:2] == ["parameters", "optimizer"]
