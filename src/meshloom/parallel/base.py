@@ -10,8 +10,8 @@ from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.late import waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
-from meshloom.core.spec import Spec, is_spec
-from meshloom.core.tree import Tree, named_leaves
+from meshloom.core.spec import Spec, leaves_of
+from meshloom.core.tree import Same, Tree
 
 
 class Place(NamedTuple):
@@ -160,7 +160,7 @@ class Shapes(NamedTuple):
     @property
     def leaves(self) -> dict[str, Spec]:
         """Every parameter by its path."""
-        return named_leaves(self.specs, is_spec)
+        return leaves_of(Same(self.specs))
 
     def layer(self, s: Spec) -> int:
         """Elements of one layer's share of a parameter on one device while it runs."""
