@@ -41,6 +41,7 @@ class Job(NamedTuple):
     micro: int = 1
     remat: str = "full"
     dtype: str = "bfloat16"
+    platform: str = "tpu"
 
 
 def devices(topology: str) -> list:
@@ -54,7 +55,7 @@ def planned(job: Job, there: list) -> tuple[Any, Any, Plan]:
     """Model, configuration and plan on these devices."""
     model = MODELS[job.model["family"]]
     c = model.Config(**job.model)
-    layout = build(job.layout, c, job.seq, "tpu")
+    layout = build(job.layout, c, job.seq, job.platform)
     mesh = make_mesh(layout, there) if layout.sizes else Mesh(there[:1], ("one",), axis_types=(AxisType.Auto,))
     return model, c, Plan(mesh, layout, How("scan", job.remat), job.micro, job.dtype, packed=False)
 
@@ -79,12 +80,17 @@ def step(job: Job, there: list) -> Any:
     return made.run.lower(abstract(made.specs, made.shardings), rows(job, plan)).compile()
 
 
+def against_formula(job: Job, there: list, text: str) -> list[Line]:
+    """The collectives of a compiled program, and by formula."""
+    model, c, plan = planned(job, there)
+    formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype, plan.packed))
+    return compare(collectives(text, plan.layout.sizes), formula)
+
+
 def traffic(job: Job, there: list) -> list[Line]:
     """The collectives of the program up to the gradient, and by formula."""
     model, c, plan = planned(job, there)
     params = abstract(model.specs(c), shardings(plan.mesh, plan.layout, "rest", model.specs(c)))
     scale = jax.ShapeDtypeStruct((), "float32")
     program = jax.jit(make_gradient(model, c, plan, lm())).lower(params, rows(job, plan), None, scale)
-    text = program.compile(compiler_options=APART).as_text() or ""
-    formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype, plan.packed))
-    return compare(collectives(text, plan.layout.sizes), formula)
+    return against_formula(job, there, program.compile(compiler_options=APART).as_text() or "")

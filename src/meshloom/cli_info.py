@@ -14,6 +14,7 @@ def rows() -> list[tuple[str, str]]:
     import jax
 
     from meshloom.core.process import cache_folder
+    from meshloom.models import known
     from meshloom.models.table import MODELS
     from meshloom.recipes.load import names
 
@@ -33,6 +34,7 @@ def rows() -> list[tuple[str, str]]:
         ("compile cache", f"{cache} ({_gib(_size(cache))})"),
         ("recipes", ", ".join(names())),
         ("model families", ", ".join(sorted(MODELS))),
+        ("known models", ", ".join(known.names())),
     ]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from meshloom.core.tree import map_named, named_leaves, pytree
+from meshloom.core.tree import Same, map_named, named_leaves, pytree
 
 
 @pytree
@@ -32,3 +32,8 @@ def test_maps_with_names() -> None:
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Pair(1, 2).a = 3
+
+
+def test_the_same_is_equal_to_itself_alone() -> None:
+    a = {"x": 1}
+    assert Same(a) == Same(a) and hash(Same(a)) == hash(Same(a)) and Same(a) != Same({"x": 1}) and Same(a) != a

@@ -8,7 +8,7 @@ from meshloom.core.mesh import make_mesh, shardings
 from meshloom.models.base import KV
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
-from meshloom.plan.memory import counted, kept, kv_cache, stored, working
+from meshloom.plan.memory import counted, device_memory, kept, kv_cache, stored, working
 from meshloom.runner.run import How
 from programs import config, gradient, weights
 
@@ -61,3 +61,11 @@ def test_the_estimate_is_near_the_compilers_number(remat) -> None:
     x = shapes(model, c, build("", c, 16), 16, 32, 1, How("scan", remat), "float32")
     ratio = sum(working(model, x).values()) / gradient("llama", "", 1, "scan", remat, sequences=32, more=more).temp
     assert 0.5 < ratio < 2, ratio
+
+
+def test_a_device_needs_what_it_stores_and_what_a_step_adds() -> None:
+    model, c = config("llama")
+    x = shapes(model, c, build("zero3=8", c, 16), 16, 8, 1, How(), "float32")
+    found = device_memory(model, x, {"parameters": 100, "optimizer": 200})
+    assert list(found.kinds)[:2] == ["parameters", "optimizer"]
+    assert found.total == 300 + sum(working(model, x).values())

@@ -109,7 +109,7 @@ def test_train_exports_and_starts_from_the_export(tmp_path):
     assert more.loss == pytest.approx(outcome.loss, rel=1e-4)
 
 
-def test_a_family_without_a_counterpart_elsewhere_is_not_exported(tmp_path, monkeypatch):
+def test_a_family_without_a_counterpart_elsewhere_is_not_exported(tmp_path, monkeypatch, capsys):
     from meshloom.models import llama
     from meshloom.models.base import Model
     from meshloom.models.table import MODELS
@@ -121,3 +121,4 @@ def test_a_family_without_a_counterpart_elsewhere_is_not_exported(tmp_path, monk
         own.from_hf({})
     launch.train(recipe(tmp_path, train={"steps": 1}), tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints").is_dir() and not (tmp_path / "run" / "hf").exists()
+    assert "No hf folder is written: Hugging Face has no counterpart of this own model." in capsys.readouterr().out

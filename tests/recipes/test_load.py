@@ -67,6 +67,7 @@ def test_a_model_that_is_named_otherwise_takes_the_place_of_the_recipes() -> Non
     config = load_recipe("quickstart", ["model.from=some/folder"])
     assert to_tree(config)["model"] == {"from": "some/folder"}
     assert over({"model": {"from": "a"}}, {"model": {"family": "llama", "layers": 1}})["model"] == {"family": "llama", "layers": 1}
+    assert over({"model": {"family": "llama", "layers": 1}}, {"model": {"like": "gpt2"}})["model"] == {"like": "gpt2"}
     assert over({"model": {"family": "llama", "layers": 1}}, {"model": {"layers": 2}})["model"] == {"family": "llama", "layers": 2}
 
 

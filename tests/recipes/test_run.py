@@ -3,6 +3,7 @@
 import pytest
 
 from meshloom.core.config import ConfigError, load, to_tree
+from meshloom.models.known import known
 from meshloom.models.table import MODELS
 from meshloom.recipes.run import Folder, RunConfig
 
@@ -25,7 +26,17 @@ def test_a_folder_is_kept_as_it_was_given() -> None:
     assert load(RunConfig, to_tree(config)) == config
 
 
+def test_a_model_may_be_like_a_known_one() -> None:
+    config = run(model={"like": "llama3-8b", "layers": 4, "rope": {"theta": 1e4}})
+    family, c = known("llama3-8b")
+    want = c.model_copy(update={"layers": 4, "rope": c.rope.model_copy(update={"theta": 1e4})})
+    assert config.model.family == family.name and config.model.config == want
+    assert load(RunConfig, to_tree(config)) == config and "like" not in to_tree(config)["model"]
+
+
 REFUSED = {
+    "unlike any": ({"model": {"like": "lama3-8b"}}, "model.like: There is no known model 'lama3-8b'. Did you mean 'llama3-8b'?"),
+    "like no name": ({"model": {"like": 3}}, "model.like must be the name of a known model, like llama3-8b; you gave 3."),
     "unknown family": ({"model": {"family": "lama"}}, "model.family: There is no model family 'lama'. Did you mean 'llama'?"),
     "no family": ({"model": {"layers": 1}}, "model.family is missing. Give one of"),
     "misspelled size": ({"model": {**SMALL, "layerz": 2}}, "model.layerz is not a setting. Did you mean model.layers?"),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 from jax.sharding import PartitionSpec
 
@@ -137,6 +138,17 @@ class Layout:
         """Mesh axes that split each axis of an array with these names under one table. A matrix whose products stream it stays split over the
         square's rows while its layer runs; over a pipeline, embed is split in the matrices of layers alone. What stands behind a slash in a name
         says that replicas share the axis out (train/replicas.py)."""
+        known = self._known.get((table, axes))
+        if known is None:
+            known = self._known[table, axes] = tuple(self._entries(table, axes))
+        return list(known)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], ...]]:
+        """What `entries` has answered: a layout never changes, and plans ask the same again and again."""
+        return {}
+
+    def _entries(self, table: str, axes: tuple[str, ...]) -> list[tuple[str, ...]]:
         found = [self.splits(table, name) for name in axes]
         plain = [name.partition("/")[0] for name in axes]
         if PIPE in getattr(self, table).get("embed", ()) and "embed" in plain and not INSIDE & set(plain):

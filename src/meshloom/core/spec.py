@@ -1,5 +1,6 @@
 """Specs: arrays that do not exist yet. A model is a tree of them; init, bytes, shardings and checkpoints are maps over it."""
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshloom.core.tree import Tree, map_named, named_leaves
+from meshloom.core.tree import Same, Tree, map_named, named_leaves
 
 AXES = {
     "b": "batch",
@@ -167,3 +168,9 @@ def init(specs: Tree, key: jax.Array, shardings: Tree | None = None, options: di
 def count(specs: Tree) -> int:
     """Parameters, without padding."""
     return sum(math.prod(s.used) for s in named_leaves(specs, is_spec).values())
+
+
+@functools.lru_cache(maxsize=64)  # which keeps the trees, so that no other gets the address of one
+def leaves_of(specs: Same) -> dict[str, Spec]:
+    """The specs of a tree by path; the same dictionary for the same tree, so that plans may ask often."""
+    return named_leaves(specs.of, is_spec)

@@ -31,3 +31,18 @@ def named_leaves(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> di
 def map_named(fn: Callable, tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
     """Like `jax.tree.map`, with the leaf's dotted path as the first argument of `fn`."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest, is_leaf=is_leaf)
+
+
+class Same:
+    """A value as a key that is equal to itself alone: for what is costly to compare and does not change."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.of is other.of

@@ -12,8 +12,8 @@ from meshloom.core.late import waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
 from meshloom.core.remat import words_of
-from meshloom.core.spec import Spec, is_spec
-from meshloom.core.tree import Tree, map_named, named_leaves
+from meshloom.core.spec import Spec, is_spec, leaves_of
+from meshloom.core.tree import Same, Tree, map_named
 
 
 class Place(NamedTuple):
@@ -168,7 +168,7 @@ class Shapes(NamedTuple):
     @property
     def leaves(self) -> dict[str, Spec]:
         """Every parameter by its path."""
-        return named_leaves(self.specs, is_spec)
+        return leaves_of(Same(self.specs))
 
     def layer(self, s: Spec) -> int:
         """Elements of one layer's share of a parameter on one device while it runs."""

@@ -7,10 +7,12 @@ nor an optimizer knows of stages, and any number of layers is shared evenly. An 
 layers [layers / stages, embed] when a step starts, and its gradient back at the end.
 """
 
+import functools
 from pathlib import Path
 
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
+from meshloom.core.tree import Same
 from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
 from meshloom.parallel.slots import Table, arrivals, compile, segments
@@ -67,7 +69,16 @@ def schedule_in(lay: Layout, micro: int) -> Schedule:
 
 def table_of(lay: Layout, micro: int) -> Table | None:
     """The table of a layout's pipeline; None for one without.  Raises ValueError where the micro-batches do not fit it."""
-    return compile(schedule_in(lay, micro)) if lay.stages > 1 else None
+    if lay.stages == 1:
+        return None
+    options = lay.options.get(PIPE, ())
+    return compile(schedule_in(lay, micro)) if own(options) else _named(schedule_of(options), lay.stages, micro)
+
+
+@functools.lru_cache(maxsize=512)
+def _named(name: str, stages: int, micro: int) -> Table:
+    """The table of a schedule by its name: a search over layouts asks for the same ones again and again."""
+    return compile(make(name, stages, micro))
 
 
 def stashes(lay: Layout) -> bool:
@@ -171,6 +182,12 @@ def joined(x: Shapes) -> list[Collective]:
 
 def ticks(table: Table) -> Ticks:
     """How often the parts of a step's program run. Ticks with the same kinds of work are one loop, and send if anything arrives in any of them."""
+    return _ticks(Same(table))
+
+
+@functools.lru_cache(maxsize=512)
+def _ticks(same: Same) -> Ticks:
+    table = same.of
     found, there = [0] * len(Ticks._fields), arrivals(table.schedule)
     for start, stop, kinds in segments(table):
         arrive = (bool(ticks[start:stop].any()) for ticks in there.values())

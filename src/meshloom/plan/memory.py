@@ -1,7 +1,8 @@
 """Bytes on one device: what is stored between steps, by formula and as counted on real arrays; what a step adds, as an estimate."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,23 @@ from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.plan.timeline import Flight
+
+
+class Memory(NamedTuple):
+    """Bytes of one device in a train step, by kind. kinds: what is stored between steps first, then what a step adds."""
+
+    kinds: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.kinds.values())
+
+
+def device_memory(model: Model, x: Shapes, stored: Mapping[str, int], flight: Flight | None = None) -> Memory:
+    """Bytes that one device needs in a train step.  stored: kind -> bytes that a device keeps between steps (parameters, optimizer, average).
+    flight: what a pipeline has in flight.  Makes no array."""
+    return Memory({**stored, **working(model, x, flight)})
 
 
 def stored(layout: Layout, specs: Tree) -> int:

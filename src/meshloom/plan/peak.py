@@ -6,19 +6,10 @@ import time
 import jax
 import jax.numpy as jnp
 
-PEAKS = {
-    "NVIDIA A100": {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
-    "NVIDIA H100": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "NVIDIA H200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "NVIDIA B200": {"bf16": 2250e12, "fp16": 2250e12, "fp32": 75e12},
-    "NVIDIA L40S": {"bf16": 362e12, "fp16": 362e12, "fp32": 91.6e12},
-    "NVIDIA GeForce RTX 4090": {"bf16": 165.2e12, "fp16": 165.2e12, "fp32": 82.6e12},
-    "TPU v4": {"bf16": 275e12},
-    "TPU v5 lite": {"bf16": 197e12},
-    "TPU v5": {"bf16": 459e12},
-    "TPU v6 lite": {"bf16": 918e12},
-}
-"""Dense peaks a device, operations a second, by the start of JAX's device kind. Source: the makers' data sheets."""
+from meshloom.plan.hardware import kind_of
+
+NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""How a recipe calls a type -> how hardware.yaml does."""
 
 
 @functools.cache
@@ -27,8 +18,8 @@ def peak(precision: str) -> float | None:
     device = jax.devices()[0]
     if device.platform == "cpu":
         return measured() / len(jax.local_devices())
-    known = [kind for kind in PEAKS if device.device_kind.startswith(kind)]
-    return PEAKS[max(known, key=len)].get(precision) if known else None
+    found = kind_of(device)
+    return found.flops.get(NAMES[precision]) if found else None
 
 
 def measured(size: int = 1024, tries: int = 4) -> float:

@@ -240,16 +240,21 @@ def train(config: RunConfig, folder: Path, resume: bool = False) -> Outcome:
             kept = f"The checkpoint of step {outcome.step} is saved" if outcome.step else "No step was done, so nothing is saved"
             say(f"Stopped by {signal.Signals(outcome.signal).name}. {kept}; --resume --out {folder} goes on from there.")
         else:
-            _export(folder, chosen, outcome)
+            if line := _export(folder, chosen, outcome):
+                say(line)
             say(f"The run lies in {folder}: {', '.join(sorted(p.name for p in folder.iterdir() if not p.name.startswith('.')))}.")
         return outcome
 
 
-def _export(folder: Path, chosen: Chosen, outcome: Outcome) -> None:
-    """Writes the model as a Hugging Face folder; nothing where its family has no counterpart there."""
-    if chosen.model.hf(chosen.config):
-        said, words = _said(chosen.source), folder / "tokenizer"
-        hf.save(folder / "hf", chosen.model, chosen.config, outcome.state.params, tokenizer=words, overwrite=True, **said)
+def _export(folder: Path, chosen: Chosen, outcome: Outcome) -> str:
+    """Writes the model as a Hugging Face folder; where its family has no counterpart there, returns a sentence that says so, else ""."""
+    if not chosen.model.hf(chosen.config):
+        return (
+            f"No hf folder is written: Hugging Face has no counterpart of this {chosen.model.name} model. Its weights are in checkpoints/."
+        )
+    said, words = _said(chosen.source), folder / "tokenizer"
+    hf.save(folder / "hf", chosen.model, chosen.config, outcome.state.params, tokenizer=words, overwrite=True, **said)
+    return ""
 
 
 def _in_turn(work: Callable[[], Prepared]) -> Prepared:

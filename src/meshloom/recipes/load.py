@@ -48,11 +48,16 @@ def tree(recipe: str, beside: Path = Path(), seen: tuple[Path, ...] = ()) -> dic
 
 
 def over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`own` merged over `base`. A model is named by `from` or by `family`; the one takes the place of the other, with all its keys."""
-    old, new = base.get("model"), own.get("model")
-    if isinstance(old, dict) and isinstance(new, dict) and (("from" in new) != ("from" in old)) and ("from" in new or "family" in new):
+    """`own` merged over `base`. A model is named by `from`, `family` or `like`; the one takes the place of the other, with all its keys."""
+    old, new = (_names_by(side.get("model")) for side in (base, own))
+    if new and old != new:
         base = {key: value for key, value in base.items() if key != "model"}
     return merge(base, own)
+
+
+def _names_by(model: Any) -> set[str]:
+    """The keys by which a `model` section names its model."""
+    return {"from", "family", "like"} & set(model) if isinstance(model, dict) else set()
 
 
 def load_recipe(recipe: str, sets: Iterable[str] = ()) -> RunConfig:

@@ -5,8 +5,9 @@ from typing import Any
 
 from pydantic import Field, InstanceOf, field_serializer, field_validator
 
-from meshloom.core.config import ConfigError, Problem, Section, load, to_tree, unknown
+from meshloom.core.config import ConfigError, Problem, Section, load, merge, to_tree, unknown
 from meshloom.data.config import Data, Tokenizer
+from meshloom.models import known
 from meshloom.models.base import ModelConfig
 from meshloom.models.table import MODELS
 from meshloom.train.config import (
@@ -23,7 +24,7 @@ from meshloom.train.config import (
 
 
 class Family(Section):
-    """A model by its family and sizes: `model: {family: llama, layers: 4, ...}`."""
+    """A model by its family and sizes: `model: {family: llama, layers: 4, ...}`, or from a known one: `model: {like: llama3-8b, layers: 4}`."""
 
     family: str
     """A row of MODELS."""
@@ -94,10 +95,26 @@ def choose_model(given: dict[str, Any]) -> Family | Folder:
     """The model that a `model` section asks for.  Raises ConfigError where the family is unknown or its section is wrong."""
     if "from" in given:
         return load(Folder, given, inside=("model",))
+    if "like" in given:
+        given = _alike(given)
     family = given.get("family")
     if not isinstance(family, str):
-        raise ConfigError([Problem(("family",), f"is missing. Give one of {', '.join(sorted(MODELS))}, or from: a Hugging Face folder.")])
+        listed = ", ".join(sorted(MODELS))
+        raise ConfigError(
+            [Problem(("family",), f"is missing. Give one of {listed}, or like: a known model, or from: a Hugging Face folder.")]
+        )
     if family not in MODELS:
         raise ConfigError([Problem(("family",), f": {unknown('model family', family, MODELS)}")])
     rest = {key: value for key, value in given.items() if key != "family"}
     return Family(family=family, config=load(MODELS[family].Config, rest, inside=("model",)))
+
+
+def _alike(given: dict[str, Any]) -> dict[str, Any]:
+    """A `model` section that starts from a known model: its family and fields, under those that stand beside `like`."""
+    if not isinstance(given["like"], str):
+        raise ConfigError([Problem(("like",), f"must be the name of a known model, like llama3-8b; you gave {given['like']!r}.")])
+    try:
+        base = known.fields(given["like"])
+    except ValueError as error:
+        raise ConfigError([Problem(("like",), f": {error}")]) from None
+    return merge(base, {key: value for key, value in given.items() if key != "like"})

@@ -32,7 +32,8 @@ def page() -> str:
         if name != "model" and inner is not None:
             parts += sections(name, inner, seen)
     parts.append(
-        "## model\n\n`family` names one of the families below, whose keys stand beside it; or `from` names a Hugging Face folder.\n"
+        "## model\n\n`family` names one of the families below, whose keys stand beside it; or `from` names a Hugging Face folder,\n"
+        "or `like` one of the known models (`meshloom info` lists them), whose keys those beside it change.\n"
     )
     parts += [table(f"model, family {name}", model.Config) for name, model in sorted(MODELS.items())]
     return "\n".join(parts)
