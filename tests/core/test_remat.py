@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshloom.core.remat import Piece, group_of, one, pieces, resized, spelled, words_of
+from meshloom.core.remat import Piece, automatic, check, group_of, limit_of, one, pieces, resized, spelled, words_of
 
 
 def test_words_and_patterns() -> None:
@@ -50,3 +50,11 @@ def test_refuses_a_pattern_of_other_layers() -> None:
         words_of("full 3, none 2", 4, "slots of a part")
     with pytest.raises(ValueError, match=r"6 layers cannot be cut into groups of 4. Use a group that divides 6"):
         words_of("full:4 6, none 2", 8)
+
+
+def test_automatic_patterns() -> None:
+    assert automatic("auto") and automatic("auto 40GB") and not automatic("full 2, none 2")
+    assert [limit_of(said) for said in ("auto", "auto 40GB", "auto 1.5 GiB", "auto 4096")] == [None, 40 * 10**9, 3 * 2**29, 4096]
+    assert check("auto 2GiB") == "auto 2GiB"
+    with pytest.raises(ValueError, match=r"behind auto stands a device's memory, such as \"auto 40GB\""):
+        check("auto 40 gigs")

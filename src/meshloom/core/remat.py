@@ -15,6 +15,9 @@ ROWS = {
 GROUPED = "full"
 """The row that several layers may share."""
 AUTO = "auto"
+"""The word of a pattern that is solved for when the run starts, under the device's memory or, `auto 40GB`, under so much."""
+UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SIZE = re.compile(r"auto\s+([\d.]+)\s*([A-Za-z]*)")
 PIECE = re.compile(r"([a-z]+)(?::(\d+))?(?:\s+(\d+))?")
 
 
@@ -51,6 +54,27 @@ def pieces(remat: str) -> tuple[Piece, ...]:
     if len(found) > 1 and any(piece.layers is None for piece in found):
         raise ValueError(f"In remat '{remat}' each part needs its number of layers, such as \"full 20, none 12\".")
     return tuple(found)
+
+
+def automatic(remat: str) -> bool:
+    """Whether a pattern is left to the planner."""
+    return remat.split(maxsplit=1)[:1] == [AUTO]
+
+
+def limit_of(remat: str) -> int | None:
+    """Bytes of a device that an automatic pattern may fill; None: those of the device.  Raises ValueError for a size that cannot be read."""
+    if remat.strip() == AUTO:
+        return None
+    match = SIZE.fullmatch(remat.strip())
+    if not match or match[2] not in UNITS or match[1].count(".") > 1:
+        raise ValueError(f'remat \'{remat}\' cannot be read: behind auto stands a device\'s memory, such as "auto 40GB" or "auto 512MiB".')
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def check(remat: str) -> str:
+    """The same pattern.  Raises ValueError with a sentence for one that cannot be read."""
+    limit_of(remat) if automatic(remat) else pieces(remat)
+    return remat
 
 
 def words_of(remat: str, layers: int, said: str = "layers") -> tuple[str, ...]:

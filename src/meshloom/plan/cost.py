@@ -136,15 +136,16 @@ def _cost(name: str, x: Shapes, parts: dict[str, Shapes]) -> Iterable[Collective
 
 def _grouped(name: str, x: Shapes) -> Iterable[Collective]:
     """A strategy's collectives where groups of layers keep one input: of layers that keep all, and the forward pass again but for what only a group's
-    output needs."""
-    size = group_of(x.remat)
-    inner = x._replace(remat="none")
-    lasts = restricted(inner, tuple(i % size == size - 1 for i in range(x.layers)))
-    yield from (own := STRATEGIES[name].cost(inner))
-    again = [c for c in own if PLACES[c.place].often == LAYER and not PLACES[c.place].back]
-    spared = [c._replace(count=-c.count, bytes=-c.bytes) for c in STRATEGIES[name].cost(lasts) if c.place == "layer end"]
-    for c in (*again, *spared):
-        yield c._replace(place="weights again" if c.place == "weights" else "layer again", why=f"{c.why}, again in groups")
+    output needs.  Exact where groups are turns of a loop."""
+    size, inner, cost = group_of(x.remat), x._replace(remat="none"), STRATEGIES[name].cost
+    keep = lambda last: restricted(inner, tuple((i % size == size - 1) == last for i in range(x.layers)))
+    again = [c for c in cost(keep(False)) if PLACES[c.place].often == LAYER and not PLACES[c.place].back]
+    again += [c for c in cost(keep(True)) if c.place == "layer"]
+    lasts = keep(True)._replace(remat="full", straight=(False,) * (x.layers // size))
+    again += [c for c in cost(lasts) if c.place == "weights again"]
+    yield from cost(inner)
+    for c in again:
+        yield c._replace(place="weights again" if "weights" in c.place else "layer again", why=f"{c.why}, again in groups")
 
 
 def last_layers(x: Shapes) -> Shapes:
