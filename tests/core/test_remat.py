@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshloom.core.remat import Piece, automatic, check, group_of, limit_of, one, pieces, resized, spelled, words_of
+from meshloom.core.remat import Piece, automatic, check, group_of, limit_of, one, pieces, resized, row_of, spelled, words_of
 
 
 def test_words_and_patterns() -> None:
@@ -11,7 +11,7 @@ def test_words_and_patterns() -> None:
     assert pieces("offload 2, full:4 8") == (Piece("offload", 2), Piece("full", 8, 4))
     assert spelled(("full", "full", "none")) == "full 2, none 1" and spelled(("none",) * 7) == "none"
     assert [one(said) for said in ("none", "full 3", "full 1, full 2", "full 1, none 2")] == ["none", "full", "full", None]
-    assert (group_of("full:4"), group_of("none")) == (4, 1)
+    assert (group_of("full:4"), group_of("none"), row_of("full:4"), row_of("none")) == (4, 1, "full", "none")
 
 
 @pytest.mark.parametrize(

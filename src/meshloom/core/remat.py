@@ -117,3 +117,8 @@ def one(remat: str) -> str | None:
 def group_of(word: str) -> int:
     """Layers that share one input: 1 but for `full:4`."""
     return int(word.partition(":")[2] or 1)
+
+
+def row_of(word: str) -> str:
+    """The row of a word: `full` of `full:4`."""
+    return word.partition(":")[0]

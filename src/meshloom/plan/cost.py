@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.order import padded
-from meshloom.core.remat import group_of, words_of
+from meshloom.core.remat import group_of, spelled, words_of
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
@@ -43,7 +43,9 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         rows=sequences // (micro * layout.size(layout.batch)),
         seq=padded(layout, seq) // layout.size(layout.acts.get("whole_seq", ())),
         micro=micro,
-        remat=how.remat,
+        remat=spelled(
+            words_of(how.remat, len(where.kinds) if where else c.layers, "slots in a part of the pipeline" if where else "layers")
+        ),
         dtype=dtype,
         straight=straight(model, c, layout, how),
         sums=SUMS + told.sums,
