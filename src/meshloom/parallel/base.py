@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,9 +10,8 @@ from meshloom.core.compress import GATHERED, SCATTERED, bits, carried
 from meshloom.core.late import waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import beside_stream, parts, split_embed
-from meshloom.core.remat import words_of
-from meshloom.core.spec import Spec, is_spec, leaves_of
-from meshloom.core.tree import Same, Tree, map_named
+from meshloom.core.spec import Spec, leaves_of
+from meshloom.core.tree import Same, Tree
 
 
 class Place(NamedTuple):
@@ -187,30 +185,6 @@ class Shapes(NamedTuple):
 def in_stack(path: str, stack: str) -> bool:
     """Whether a parameter is in a stack of layers.  stack: models.base.Kind's."""
     return path.startswith(f"layers.{stack}." if stack else "layers.")
-
-
-def by_remat(x: Shapes) -> dict[str, Shapes]:
-    """What each part of a pattern of remat is of: word (core/remat.py) -> the same step with no other layers than those. The same step where one word
-    is for all."""
-    words = words_of(x.remat, x.layers // x.parts) * x.parts
-    found = dict.fromkeys(words)
-    if len(found) == 1:
-        return {word: x._replace(remat=word) for word in found}
-    return {word: restricted(x, tuple(w == word for w in words))._replace(remat=word) for word in found}
-
-
-def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
-    """The same step with nothing but some of its layers, as many in each part.  keep: of each in `run`, whether it stays."""
-    run = tuple(kind for kind, stays in zip(x.run, keep, strict=True) if stays)
-    straight = tuple(seen for seen, stays in zip(x.straight, keep) if stays)
-
-    def one(path: str, s: Spec) -> Spec | None:
-        if s.axes[0] != "layer":
-            return s
-        layers = sum(in_stack(path, kind.stack) for kind in run)
-        return replace(s, shape=(layers, *s.shape[1:]), used=(layers, *s.used[1:])) if layers else None
-
-    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight)
 
 
 class Asked(NamedTuple):

@@ -47,6 +47,11 @@ class Chosen(NamedTuple):
         """The word of each layer of the chain."""
         return tuple(piece.word for piece in self.pieces for _ in range(piece.layers))
 
+    @property
+    def label(self) -> str:
+        """Its words, each once."""
+        return " and ".join(dict.fromkeys(self.words))
+
 
 class Front(NamedTuple):
     """Ways through the first layers that no other one beats, by bytes saved. cost: what is to be least. From which way at which layer each comes, by
@@ -63,15 +68,17 @@ Chain = Sequence[tuple[Choice, ...]]
 """The choices that may begin at each layer."""
 
 
-def solve(chain: Chain, limit: int, end: int = 0) -> Chosen:
-    """The pattern that adds the fewest seconds of those whose peak is no more than `limit` bytes.  end: bytes held between both passes.
+def solve(chain: Chain, limit: int, end: int = 0, outside: int = 0) -> Chosen:
+    """The pattern that adds the fewest seconds of those whose peak is no more than `limit` bytes.  end: bytes held between both passes.  outside: bytes
+    that are held besides in any case, which a refusal counts with the rest.
 
     Raises ValueError where none fits, with the least that one needs."""
     first = _ways(chain, limit, end, np.inf, 64)
     if first is None:
         least = fewest(chain, end)
         raise ValueError(
-            f"No choice of what layers keep fits {sized(limit)}: the one that needs least, {sized(least.peak)}, needs {sized(least.peak - limit)} more."
+            f"No choice of what layers keep fits {sized(limit + outside)}: the one that needs least, {least.label}, takes {sized(least.peak + outside)}, "
+            f"{sized(least.peak - limit)} more. Use smaller micro-batches, or a layout that splits more."
         )
     best = _ways(chain, limit, end, first.seconds * (1 + ROUNDING), None)
     assert best is not None

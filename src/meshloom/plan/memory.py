@@ -14,7 +14,8 @@ from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
-from meshloom.parallel.base import Shapes, by_remat, moved
+from meshloom.parallel.base import Shapes, moved
+from meshloom.parallel.part import by_remat
 from meshloom.plan.timeline import Flight
 
 

@@ -21,7 +21,8 @@ from meshloom.ops.blocks import block_size
 from meshloom.ops.exchange import kv_heads_inside
 from meshloom.ops.loss import chunk_count
 from meshloom.ops.moe import capacity
-from meshloom.parallel.base import Shapes, by_remat, in_stack
+from meshloom.parallel.base import Shapes, in_stack
+from meshloom.parallel.part import by_remat
 from meshloom.parallel.pipe import stashes
 from meshloom.plan.flops import is_matrix
 

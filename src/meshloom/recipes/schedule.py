@@ -119,6 +119,7 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     from meshloom.plan.cost import shapes
     from meshloom.plan.flight import flight
     from meshloom.recipes.launch import DTYPES, check_length, model_of
+    from meshloom.recipes.layout import drawable
     from meshloom.runner.place import place
     from meshloom.runner.run import How
 
@@ -127,7 +128,7 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     s = studies[0].table.schedule
     fits(c.layers, s.stages, s.chunks)
     spelling = " ".join(word for word in config.layout.split() if word != "auto" and not word.startswith("pipe"))
-    lay, how, data = build(spelling, c, config.data.seq), How("scan", config.train.remat), config.data
+    lay, how, data = build(spelling, c, config.data.seq), How("scan", drawable(config.train.remat)), config.data
     dtype, packed = DTYPES[config.train.precision], data.packing == "documents"
     said = config.name + (f" under {spelling} besides" if spelling else "")
     x = shapes(model, c, lay, data.seq, config.batch.sequences, s.micro, how, dtype, packed)
