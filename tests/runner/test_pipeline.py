@@ -38,9 +38,9 @@ CASES = [
 ]
 
 
-def parts(spelling: str) -> int:
+def parts(spelling: str, layers: int) -> int:
     """Parts of the layers that a stage runs one at a time, over all stages."""
-    lay = build(spelling, config("moe" if "expert" in spelling else "llama", layers=16)[1], 16)
+    lay = build(spelling, config("moe" if "expert" in spelling else "llama", layers=layers)[1], 16)
     return lay.stages * chunks_in(lay)
 
 
@@ -49,7 +49,7 @@ def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat
     more = (("layers", layers),)
     got = gradient(name, spelling, micro, runner, remat, more=more)
     same(got, gradient(name, "", micro, more=more))
-    straight, twice = runner == "unroll" or layers < 2 * parts(spelling), ":zb" in spelling and remat != "none"
+    straight, twice = runner == "unroll" or layers < 2 * parts(spelling, layers), ":zb" in spelling and remat != "none"
     if not (
         twice or (straight and "3=" in spelling) or (straight and "2d" in spelling)
     ):  # what XLA does there stands in plan/cost.py: shares
