@@ -13,7 +13,7 @@ LAYERS = (
     ("models", "parallel"),
     ("weights", "runner"),
     ("objectives", "data", "plan"),
-    ("train", "serve", "named"),
+    ("train", "serve", "named", "auto"),
     ("recipes",),
     ("cli", "cli_base", "cli_data", "cli_info"),
 )
@@ -24,6 +24,7 @@ DRAWN = {
     ("cli", "cli_data"): "one program in four files",
     ("cli", "cli_info"): "one program in four files",
     ("cli_data", "cli_base"): "one program in four files",
+    ("auto.parallelize", "named.rules"): "mesh shapes are written and read one way",
 }
 CORE = {"jax", "numpy", "pydantic", "yaml", "ml_dtypes"}  # all that core may stand on
 HEAVY = {
