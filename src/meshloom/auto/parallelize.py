@@ -160,10 +160,7 @@ def parallelize(
 
 def sizes_of(mesh: Any) -> dict[str, int]:
     """Devices on each mesh axis.  Raises ValueError for more than two axes of more than one device, and for what is no mesh."""
-    if isinstance(mesh, Mesh):
-        sizes = dict(mesh.shape)
-    else:
-        sizes = dict(read_mesh(mesh if mesh != "" else f"devices={jax.device_count()}").sizes)
+    sizes = dict(mesh.shape if isinstance(mesh, Mesh) else read_mesh({"devices": jax.device_count()} if mesh == "" else mesh).sizes)
     if sum(n > 1 for n in sizes.values()) > 2:
         raise ValueError(f"The mesh {sizes} has more than two axes, and strategies are chosen on one or two. Join axes into one.")
     return sizes

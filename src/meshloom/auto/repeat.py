@@ -17,10 +17,14 @@ def classes(graph: Graph, rounds: int = ROUNDS) -> list[int]:
         takes[e.target].append((e.source, look))
         gives[e.source].append((e.target, look))
     for _ in range(rounds):
-        one = lambda rows: tuple(sorted((colours[i], look) for i, look in rows))
-        colours = [hash((c, one(takes[i]), one(gives[i]))) for i, c in enumerate(colours)]
+        colours = [hash((c, _seen(takes[i], colours), _seen(gives[i], colours))) for i, c in enumerate(colours)]
     number: dict[int, int] = {}
     return [number.setdefault(c, len(number)) for c in colours]
+
+
+def _seen(rows: list[tuple[int, int]], colours: list[int]) -> tuple:
+    """What a node sees along some edges, in no order."""
+    return tuple(sorted((colours[i], look) for i, look in rows))
 
 
 def alone(graph: Graph) -> list[int]:

@@ -1,5 +1,6 @@
 """The best choice of strategies under a limit of memory, as an integer program for HiGHS."""
 
+import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def search(problem: Problem, times: Times, limit: float, seconds: float, gap: fl
 def _worst(over: np.ndarray, limit: float) -> list[int]:
     """The times that are most over the limit, one for each part of the program."""
     edges = np.linspace(0, len(over), SEGMENTS + 1).astype(int)
-    worst = [int(a + over[a:b].argmax()) for a, b in zip(edges, edges[1:]) if b > a]
+    worst = [int(a + over[a:b].argmax()) for a, b in itertools.pairwise(edges) if b > a]
     return [t for t in worst if over[t] > limit]
 
 
