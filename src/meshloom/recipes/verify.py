@@ -145,7 +145,7 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
 
 def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
     """The case with as many layers and rows as the layouts need, the same for all of them: of a pipeline two layers a part, which are a loop."""
-    rows, parts = [x.sequences], [2]
+    rows, parts = [x.sequences], [1]
     for spelling in layouts:
         try:
             layout = build(spelling, x.full, x.config.data.seq)
