@@ -153,7 +153,7 @@ def as_stated(x: Case, spelling: str) -> Case:
 
 def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
     """The case with as many layers and rows as the layouts need, the same for all of them: of a pipeline two layers a part, which are a loop."""
-    rows, parts = [x.sequences], [2]
+    rows, parts = [x.sequences], [1]
     for spelling in layouts:
         try:
             layout = build(spelling, x.full, x.config.data.seq)
