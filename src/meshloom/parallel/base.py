@@ -206,7 +206,7 @@ class Strategy(NamedTuple):
     options: option -> what it does, in a phrase. apart: option that rounds what moves -> how far it may take a run from one device: relative
     difference of loss, gradient, norm and weights (plan/verify.py). finish: option -> what it makes of the whole layout.
     fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
-    also: whether an option that is no row of `options` can be read too.
+    also: what an option does that is no row of `options` and can be read too; "" for one that cannot.
     beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
@@ -221,8 +221,12 @@ class Strategy(NamedTuple):
     apart: Mapping[str, Mapping[str, float]] = {}
     fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
-    also: Callable[[str], bool] = lambda option: False
+    also: Callable[[str], str] = lambda option: ""
     finish: Mapping[str, Callable[[Layout], Layout]] = {}
+
+    def does(self, options: tuple[str, ...]) -> list[str]:
+        """What it does, and each of the options."""
+        return [self.summary, *(f"{option}: {self.options.get(option) or self.also(option)}" for option in options)]
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from meshloom.core.spec import Spec, init, is_spec
 from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in, own
+from meshloom.parallel.pipe import chunks_in, layers_of, own
 from meshloom.parallel.table import build, parse
 from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
@@ -130,22 +130,30 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
         except ValueError as why:
             yield refused(spelling, str(why))
             continue
+        here = as_stated(x, spelling)
         try:
-            layout = build(spelling, x.small, SEQ)
+            layout = build(spelling, here.small, SEQ)
         except ValueError as why:
             yield refused(spelling, f"The model admits it, its shrunken copy does not: {why}")
             continue
-        own = cut_for(x, layout)
-        if own.micro not in ones:  # what experts' losses see of a batch is a micro-batch
-            ones[own.micro] = run(own, "", steps)
+        own = cut_for(here, layout)
+        key = own.micro, own.small.layers  # what experts' losses see of a batch is a micro-batch
+        if key not in ones:
+            ones[key] = run(own, "", steps)
         got = run(own, spelling, steps)
-        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, own.sequences, own.micro, x.how, "float32", _packed(x)))
-        yield row(spelling, got, ones[own.micro], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+        formula = step_cost(spelling, shapes(x.model, own.small, layout, SEQ, own.sequences, own.micro, x.how, "float32", _packed(x)))
+        yield row(spelling, got, ones[key], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+
+
+def as_stated(x: Case, spelling: str) -> Case:
+    """The case with all of the model's layers where a layout says how many each stage has."""
+    pipe = parse(spelling).get(PIPE)
+    return x._replace(small=shrink(x.model, x.full, x.full.layers)) if pipe and layers_of(pipe.options) else x
 
 
 def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
     """The case with as many layers and rows as the layouts need, the same for all of them: of a pipeline two layers a part, which are a loop."""
-    rows, parts = [x.sequences], [2]
+    rows, parts = [x.sequences], [1]
     for spelling in layouts:
         try:
             layout = build(spelling, x.full, x.config.data.seq)
