@@ -94,9 +94,10 @@ class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
-    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
-    the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT, or a pattern over the layers (of a pipeline's part: over its
+    slots), see `by_remat`. dtype: of the arithmetic. straight: of each layer in `run`, whether the compiler sees the first and the second computation at
+    once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the objective adds up for the log, the
+    count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
     kinds: of each layer, models.base.Kind. run: of each that a step computes: those of a pipeline's slots on all its stages, where it has one.
     flow: of a pipeline, or None. packed: whether rows hold several documents.
     """
@@ -109,7 +110,7 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: Mapping[str, int]
+    straight: tuple[bool, ...]
     sums: int
     parallel: bool
     wide: int
@@ -128,9 +129,14 @@ class Shapes(NamedTuple):
         """Bytes of one number of a parameter in a step."""
         return jnp.dtype(s.dtype).itemsize if s.exact else self.width
 
+    @property
+    def merged(self) -> int:
+        """Layers that are `straight`."""
+        return sum(self.straight)
+
     def merged_in(self, path: str) -> int:
-        """`merged` of the stack of layers that a parameter is in."""
-        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
+        """`merged` in the stack of layers that a parameter is in."""
+        return sum(straight for kind, straight in zip(self.run, self.straight) if in_stack(path, kind.stack))
 
     @property
     def layers(self) -> int:
@@ -174,6 +180,11 @@ class Shapes(NamedTuple):
     def elements(self, table: str, s: Spec) -> int:
         """Elements of a parameter on one device under a table."""
         return math.prod(self.layout.shard_shape(table, s))
+
+
+def in_stack(path: str, stack: str) -> bool:
+    """Whether a parameter is in a stack of layers.  stack: models.base.Kind's."""
+    return path.startswith(f"layers.{stack}." if stack else "layers.")
 
 
 class Asked(NamedTuple):

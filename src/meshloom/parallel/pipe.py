@@ -278,7 +278,7 @@ def unused(x: Shapes) -> tuple[str, ...]:
     if not x.flow or not x.flow.seen:
         return ()
     again = x.remat == "full" and not x.run[-1].tells
-    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not any(x.merged.values()) else ()))
+    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not x.merged else ()))
 
 
 def also(option: str) -> str:

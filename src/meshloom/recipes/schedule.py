@@ -120,6 +120,7 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     from meshloom.plan.cost import shapes
     from meshloom.plan.flight import flight
     from meshloom.recipes.launch import DTYPES, check_length, model_of
+    from meshloom.recipes.layout import drawable
     from meshloom.runner.place import place
     from meshloom.runner.run import How
 
@@ -128,7 +129,7 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     s = studies[0].table.schedule
     fits(c.layers, s.stages, s.chunks)
     spelling = " ".join(word for word in config.layout.split() if word != "auto" and not word.startswith("pipe"))
-    lay, how, data = build(spelling, c, config.data.seq), How("scan", config.train.remat), config.data
+    lay, how, data = build(spelling, c, config.data.seq), How("scan", drawable(config.train.remat)), config.data
     dtype, packed = DTYPES[config.train.precision], data.packing == "documents"
     pipe = parse(config.layout).get(PIPE) if config.layout != "auto" else None
     stated = layers_of(pipe.options) if pipe else ()
