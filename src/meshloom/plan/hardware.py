@@ -155,9 +155,13 @@ def read(on: str, kept: Path | None = None) -> Cluster:
 
 def own(path: Path, shape: str | None = None) -> Cluster:
     """The cluster of a user's file, as `meshloom calibrate` writes one.  shape: in place of the file's.  Raises as `read`."""
-    entry = load(OwnEntry, yamls.read(path), str(path))
-    said = entry.shape if shape is None else shape
-    return cluster(_hardware(entry.name, entry), _sizes(str(path), said) if said else (), str(path))
+    return of_entry(load(OwnEntry, yamls.read(path), str(path)), shape, str(path))
+
+
+def of_entry(entry: OwnEntry, shape: str | None = None, said: str = "") -> Cluster:
+    """The cluster of a user's entry.  shape: in place of the entry's.  said: what to call it in errors."""
+    sizes = entry.shape if shape is None else shape
+    return cluster(_hardware(entry.name, entry), _sizes(said or entry.name, sizes) if sizes else (), said or entry.name)
 
 
 def of_cpu(kept: Path | None = None) -> OwnEntry:
