@@ -155,9 +155,13 @@ def read(on: str, kept: Path | None = None) -> Cluster:
 
 def own(path: Path, shape: str | None = None) -> Cluster:
     """The cluster of a user's file, as `meshloom calibrate` writes one.  shape: in place of the file's.  Raises as `read`."""
-    entry = load(OwnEntry, yamls.read(path), str(path))
-    said = entry.shape if shape is None else shape
-    return cluster(_hardware(entry.name, entry), _sizes(str(path), said) if said else (), str(path))
+    return of_entry(load(OwnEntry, yamls.read(path), str(path)), shape, str(path))
+
+
+def of_entry(entry: OwnEntry, shape: str | None = None, said: str = "") -> Cluster:
+    """The cluster of a user's entry.  shape: in place of the entry's.  said: what to call it in errors."""
+    sizes = entry.shape if shape is None else shape
+    return cluster(_hardware(entry.name, entry), _sizes(said or entry.name, sizes) if sizes else (), said or entry.name)
 
 
 def of_cpu(kept: Path | None = None) -> OwnEntry:
@@ -242,6 +246,12 @@ def kind_of(device: Any) -> Hardware | None:
     """The hardware that a device of JAX is, or None where it is not in the table."""
     known = [(kind, h) for h in entries().values() for kind in h.kinds if device.device_kind.startswith(kind)]
     return max(known, key=lambda row: len(row[0]))[1] if known else None
+
+
+def at_hand() -> Cluster | None:
+    """The devices at hand where the table knows them, without measuring anything; None for others."""
+    first = jax.devices()[0]
+    return None if first.platform == "cpu" or kind_of(first) is None else present()
 
 
 def present(kept: Path | None = None) -> Cluster:
