@@ -11,7 +11,7 @@ from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
-from meshloom.plan.layer import Parts, kept, parts, routed, total, working
+from meshloom.plan.layer import Parts, kept, parts, routed, total, working_of
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
 from meshloom.train.gradient import batch_partition, make_gradient
@@ -89,8 +89,8 @@ def test_experts_have_room_for_all_tokens_that_may_come() -> None:
 def test_works_with_less_where_devices_share_a_layer() -> None:
     one, four = (parts(of(s)) for s in ("", "tensor=4"))
     assert four.wide * 4 == one.wide and four.heads * 4 == one.heads and four.stream == one.stream
-    assert working(of("tensor=4")) < working(of()) and working(of(rows=16)) == pytest.approx(2 * working(of()), rel=0.01)
-    assert working(of(platform="gpu")) > 0, "a platform without a row of its own"
+    assert working_of(of("tensor=4")) < working_of(of()) and working_of(of(rows=16)) == pytest.approx(2 * working_of(of()), rel=0.01)
+    assert working_of(of(platform="gpu")) > 0, "a platform without a row of its own"
 
 
 def test_long_rows_keep_no_scores() -> None:

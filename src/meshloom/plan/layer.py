@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 from meshloom.core.leaf import gathers, split_seq
+from meshloom.core.remat import group_of, row_of
 from meshloom.ops.attention import Case, choose
 from meshloom.ops.blocks import block_size
 from meshloom.parallel.base import Shapes, moved
@@ -18,10 +19,11 @@ from meshloom.parallel.expert import across
 class Parts(NamedTuple):
     """Bytes of a layer's arrays on one device, in one micro-batch.
 
-    stream: the residual stream. enters: what a product reads of it, gathered where a layout splits the stream. heads, keys: queries, or what attention
-    makes; keys, or values. wide: what `up` and `gate` make. down: what the last product reads. scores: all that causal attention computes, fp32, where
-    its exponentials are kept; else 0. block: of the largest block, fp32. outs: attention's result, fp32. numbers: one fp32 number a token. weights: the layer's own that are gathered for its run, and its
-    gradients that are scattered after it, whole. shards: the device's parts of weights, where a layer gathers any. routed: rows of all experts, each with its embed; 0 without.
+    stream: the residual stream. enters: what a product reads of it, gathered where a layout splits the stream. heads, keys: queries, or what
+    attention makes; keys, or values. wide: what `up` and `gate` make. down: what the last product reads. scores: all that causal attention computes,
+    fp32, where its exponentials are kept; else 0. block: of the largest block, fp32. outs: attention's result, fp32. numbers: one fp32 number a token.
+    weights: the layer's own that are gathered for its run, and its gradients that are scattered after it, whole. shards: the device's parts of
+    weights, where a layer gathers any. routed: rows of all experts, each with its embed; 0 without.
     """
 
     stream: float
@@ -43,6 +45,7 @@ KEPT = {
     "full": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     "selective": Parts(2, 0, 1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0),
     "none": Parts(2, 2, 2, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2),
+    "offload": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
 }
 """How many of each a layer keeps, by what is kept: its input alone; also the results of its products, but the last; also what both norms make and one
 number a token of each, attention's result as it is and, in fp32, in blocks, the exponentials of its scores, and the activation's result."""
@@ -52,17 +55,22 @@ LONG = {"none": Parts(2, 2, 1, 2, 1, 1, 0, 0, 1, 2, 0, 1, 2)}
 WORKING = {
     ("cpu", "full"): Parts(4.9, 4.2, 3.0, 6.1, 3.1, 0, 1.4, 2.8, 0, 0, 0, 0, 0),
     ("cpu", "selective"): Parts(0, 7.2, 4.2, 10.7, 1.0, 0, 0.9, 4.1, 0, 0, 0, 0, 0),
+    ("cpu", "offload"): Parts(0, 7.2, 4.2, 10.7, 1.0, 0, 0.9, 4.1, 0, 0, 0, 0, 0),
     ("cpu", "none"): Parts(5.8, 0, 4.7, 10.0, 1.3, 0, 0.6, 2.3, 0, 0, 0, 0, 0),
     ("tpu", "full"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
     ("tpu", "selective"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
+    ("tpu", "offload"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
     ("tpu", "none"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
 }
 """Copies at a time where the backward pass of a layer needs most, beside what it was kept, by platform and by what is kept. FITTED."""
 
 
-def working(x: Shapes) -> int:
-    """Bytes that the backward pass of one layer works with, beside what it was kept: what it computes again, gradients, a compiler's gaps."""
-    return total(parts(x), WORKING[x.layout.platform if (x.layout.platform, x.remat) in WORKING else "tpu", x.remat])
+def working_of(x: Shapes) -> int:
+    """Bytes that the backward pass of one layer works with, beside what it was kept: what it computes again, gradients, a compiler's gaps.  x: of one
+    word of remat; of a group all that the others of it compute again is there too."""
+    row, found = row_of(x.remat), parts(x)
+    platform = x.layout.platform if (x.layout.platform, row) in WORKING else "tpu"
+    return total(found, WORKING[platform, row]) + (group_of(x.remat) - 1) * kept(x._replace(remat="none"))
 
 
 def parts(x: Shapes) -> Parts:
@@ -134,11 +142,11 @@ def kernel(x: Shapes, heads: int, seq: int) -> str:
 
 
 def kept(x: Shapes) -> int:
-    """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps."""
-    found = parts(x)
-    if x.remat == "none":  # keys that could not be split are kept as the device's own queries need them
+    """Bytes of activations that one layer keeps on the device for its backward pass, by what `remat`, one word, keeps; a layer of a group its share."""
+    row, found = row_of(x.remat), parts(x)
+    if row == "none":  # keys that could not be split are kept as the device's own queries need them
         found = found._replace(keys=min(found.keys, found.heads))
-    return total(found, KEPT[x.remat] if found.block or x.remat not in LONG else LONG[x.remat])
+    return total(found, KEPT[row] if found.block or row not in LONG else LONG[row]) // group_of(x.remat)
 
 
 def total(found: Parts, copies: tuple[float, ...]) -> int:

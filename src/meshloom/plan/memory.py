@@ -13,8 +13,8 @@ from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
-from meshloom.plan.layer import kept
-from meshloom.plan.layer import working as layer_working
+from meshloom.parallel.part import by_remat
+from meshloom.plan.layer import kept, working_of
 from meshloom.plan.timeline import Flight
 
 
@@ -64,10 +64,16 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
     chip: what the compiler keeps on the chip itself.
     In a pipeline weights and gradients are those of a stage; flight: what it has in flight; then activations are those of one chunk's backward, or what
     all in flight keep."""
-    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": x.config.layers * kept(x)}
-    found = {"batch": batch(x), "weights": weights(x), "gradients": gradients(x), **acts, "layer": layer_working(x)}
-    loss, updated = loss_working(x), 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
-    found["loss"] = max(0, loss - (found["layer"] + found["gradients"] - totals(x)))
+    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": residuals(x)}
+    found = {
+        "batch": batch(x),
+        "weights": weights(x),
+        "gradients": gradients(x),
+        **acts,
+        "layer": max(map(working_of, by_remat(x).values())),
+    }
+    updated = 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
+    found["loss"] = max(0, loss(x) - found["layer"])
     found["update"] = max(0, 2 * updated - sum(found.values()) + found["batch"])
     return {**found, "chip": ON_CHIP[x.layout.platform]} if x.layout.platform in ON_CHIP else found
 
@@ -110,13 +116,19 @@ def head(x: Shapes) -> int:
     return x.elements("live", s) * x.width_of(s)
 
 
-def loss_working(x: Shapes) -> int:
-    """Bytes of one chunk's logits and gradient, and of the head's gradient."""
+def loss(x: Shapes) -> int:
+    """Bytes of one chunk's logits and their gradient, and of the head's gradient, beyond those of the gradients that do not exist before it."""
     lay = x.layout
     tokens = x.rows * x.seq // lay.size(lay.inner)
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
-    return 3 * -(-tokens // chunks) * rows * 4 + 2 * rows * x.config.embed * 4
+    needs = 3 * -(-tokens // chunks) * rows * 4 + 2 * rows * x.config.embed * 4
+    return max(0, needs - (gradients(x) - totals(x)))
+
+
+def residuals(x: Shapes) -> int:
+    """Bytes of activations that all layers, or those of one part of a pipeline, keep on the device for the backward pass."""
+    return sum(part.layers // part.parts * kept(part) for part in by_remat(x).values())
 
 
 def _inside(s: Spec) -> bool:
