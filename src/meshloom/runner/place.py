@@ -54,7 +54,8 @@ def place(kinds: tuple[Kind, ...], stages: int, chunks: int, sizes: tuple[int, .
     parts = stages * chunks
     if sizes:
         runs = [kinds[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes))]
-        slots = _shrunk(functools.reduce(_merged, dict.fromkeys(runs), ()), lambda slots: _stated(slots, runs))
+        rows = [functools.reduce(_merged, dict.fromkeys(runs), ()), *(_pattern(kinds, size) for size in set(sizes))]
+        slots = min((_shrunk(row, lambda slots: _stated(slots, runs)) for row in rows if _stated(row, runs)), key=len)
         filled = _stated(slots, runs)
     else:
         tried = range(-(-len(kinds) // parts), len(kinds) + 1)
