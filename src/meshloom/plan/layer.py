@@ -75,6 +75,16 @@ def working_of(x: Shapes) -> int:
 
 def parts(x: Shapes) -> Parts:
     """The arrays of a layer, the average one where layers differ."""
+    lay = x.layout
+    passed = gathers(lay)
+    inside = [s for s in x.leaves.values() if s.axes[0] == "layer"] if passed else []
+    each = lambda table, leaves: sum(x.elements(table, s) // (s.shape[0] // lay.stages) * x.width_of(s) for s in leaves)
+    passing = [s for table in ("step", "grad") for s in inside if moved(lay, table, "live", s)]
+    return activations(x)._replace(weights=each("live", passing), shards=each("grad", inside))
+
+
+def activations(x: Shapes) -> Parts:
+    """The same without weights."""
     c, lay, width = x.config, x.layout, x.width
     tokens = x.rows * x.seq
     work = lay.size((*lay.acts.get("heads", ()), *lay.inner))
@@ -86,9 +96,6 @@ def parts(x: Shapes) -> Parts:
     wide = rows * 2 * c.expert_ffn if rows else tokens * x.wide
     down = rows * c.expert_ffn if rows else tokens * x.wide // (2 if x.wide == 2 * c.ffn else 1)
     every, block = scores(x)
-    inside = [s for s in x.leaves.values() if s.axes[0] == "layer"]
-    each = lambda table, leaves: sum(x.elements(table, s) // (s.shape[0] // lay.stages) * x.width_of(s) for s in leaves)
-    passing = [s for table in ("step", "grad") for s in inside if moved(lay, table, "live", s)]
     return Parts(
         stream=tokens * stream * width,
         enters=tokens * enters * width,
@@ -100,8 +107,8 @@ def parts(x: Shapes) -> Parts:
         block=block,
         outs=tokens * heads * 4,
         numbers=tokens * 4 // lay.size(split_seq(lay)),
-        weights=each("live", passing),
-        shards=each("grad", inside) if gathers(lay) else 0,
+        weights=0,
+        shards=0,
         routed=rows * c.embed * width,
     )
 
@@ -143,7 +150,8 @@ def kernel(x: Shapes, heads: int, seq: int) -> str:
 
 def kept(x: Shapes) -> int:
     """Bytes of activations that one layer keeps on the device for its backward pass, by what `remat`, one word, keeps; a layer of a group its share."""
-    row, found = row_of(x.remat), parts(x)
+    row = row_of(x.remat)
+    found = parts(x) if KEPT[row].shards else activations(x)
     if row == "none":  # keys that could not be split are kept as the device's own queries need them
         found = found._replace(keys=min(found.keys, found.heads))
     return total(found, KEPT[row] if found.block or row not in LONG else LONG[row]) // group_of(x.remat)
