@@ -1,0 +1,142 @@
+"""Lower bounds on the time and the memory of many candidates at once, from arrays of their sizes.
+
+Each term is one of `plan.time` or `plan.memory` with everything left out that could only add to it: roundings up, small arrays, kernels, latencies but a
+step's, a slower way than the best that so many devices can have. So a bound is never above the model's own value (tests/plan/test_bounds.py holds it to
+that), and what lies above the best candidate need not be priced. Of a mesh the bound holds for all its choices: one micro-batch for what each gathers
+again, the most for the bubble, nothing computed again.
+"""
+
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshloom.plan import ways
+from meshloom.plan.space import Pattern, chunks_of, divisors, schedules
+from meshloom.plan.splits import Splits
+from meshloom.plan.time import HIDES
+from meshloom.plan.toil import Toil
+
+Array = np.ndarray
+
+
+class Choice(NamedTuple):
+    """What is left to choose on a mesh, with its bounds. pipe: options of the pipeline."""
+
+    time: float
+    memory: float
+    pipe: tuple[str, ...]
+    micro: int
+    remat: str
+
+
+class Floor(NamedTuple):
+    """Of many meshes: seconds and bytes that none of their choices goes below, and how many choices each has."""
+
+    time: Array
+    memory: Array
+    choices: Array
+
+
+class Run(NamedTuple):
+    """How a step runs, as bounds read it. micro: array. fill: what the bubble multiplies a pass by, at least. again: whether a pipeline's backward runs
+    the forward first. late: whether gradients of weights are put off. cut: parts of the layers on a stage."""
+
+    micro: Array
+    fill: Array
+    remat: str
+    again: bool
+    late: bool
+    chunks: int
+
+
+class Bounds:
+    """Bounds of one question's candidates. What does not depend on the mesh is worked out once."""
+
+    def __init__(self, q: Any) -> None:
+        self.q, self.toil = q, Toil(q)
+        self.remats = [remat for remat in ("none", "selective", "full") if remat in q.allowed.remats]
+        self.hides = HIDES[q.cluster.hardware.platform]
+        self.options: dict[tuple[bool, int], list[tuple[str, ...]]] = {}
+
+    def splits(self, p: Pattern, sizes: Mapping[str, Array]) -> Splits:
+        """How a pattern's meshes split what there is."""
+        return Splits(self.q, p, {axis: np.asarray(n, float) for axis, n in sizes.items()})
+
+    def meshes(self, p: Pattern, sizes: Mapping[str, Array]) -> Floor:
+        """Bounds for all choices of each mesh."""
+        s, stages = self.splits(p, sizes), np.asarray(sizes.get("pipe", 1)) * np.ones(len(next(iter(sizes.values()))), int)
+        rows = (self.q.sequences // s.batch_all).astype(int)
+        most, chunks = self._most(rows), self._chunks(p, stages)
+        fill = 1 + (stages - 1) / (most * chunks)
+        remat, stash = self.remats[0], True in self.q.allowed.stash
+        fewest = np.ones(len(stages)) if self.q.allowed.micro is None else np.full(len(stages), float(self.q.allowed.micro))
+        run = Run(fewest, fill, remat, "pipe" in p.words and not stash, "pipe" in p.words, 1)
+        memory = self.memory(s, run._replace(micro=most.astype(float), remat=self.remats[-1]))
+        pairs = np.stack([rows, stages])
+        kinds, where = np.unique(pairs, axis=1, return_inverse=True)
+        counts = np.array([self._count(p, int(n), int(stage)) for n, stage in kinds.T])
+        choices = counts[where.reshape(-1)] * len(self.remats)
+        return Floor(self.time(s, run), memory, choices)
+
+    def choices(self, p: Pattern, sizes: Mapping[str, int]) -> list[Choice]:
+        """Every choice on one mesh, with bounds of its own."""
+        s = self.splits(p, {axis: np.array([n]) for axis, n in sizes.items()}).exactly()
+        stages, found = int(sizes.get("pipe", 1)), []
+        rows = self.q.sequences // int(s.batch_all[0])
+        for options in self._options(p, stages):
+            chunks = chunks_of(options)
+            micro = np.array(self._micros(rows, stages, chunks), float)
+            stash, late = "stash" in options, "zb" in options
+            for remat in self.remats if len(micro) else ():
+                run = Run(micro, 1 + (stages - 1) / (micro * chunks), remat, "pipe" in p.words and not stash, late, chunks)
+                time, memory = self.time(s, run), self.memory(s, run)
+                found += [Choice(float(t), float(b), options, int(m), remat) for t, b, m in zip(time, memory, micro)]
+        return found
+
+    def time(self, s: Splits, run: Run) -> Array:
+        """Seconds of a step, at least."""
+        work, moved = self.toil.work(s, run), ways.moved(s, run)
+        passes = [(work.forward, moved.forward), (work.backward, moved.backward)]
+        if self.hides:
+            share = 1 / np.maximum(1, self.q.config.layers * 1.0)  # of what hides, one layer's part at least does not
+            beside = sum(np.maximum(busy + share * away, away) for busy, away in passes)
+        else:
+            beside = sum(busy + away for busy, away in passes)
+        return beside + work.rest + moved.waits
+
+    def memory(self, s: Splits, run: Run) -> Array:
+        """Bytes of a device, at least: what is kept between steps, the step's own copy of the weights, and each layer's input."""
+        q = self.q
+        kept = s.bytes("rest", 4) + self.toil.beside / s.most
+        copies = s.bytes("step", s.width) if s.width != 4 else 0.0
+        tokens = s.tokens / run.micro
+        stream = tokens * q.config.embed * s.width / (s.short * s.narrow)
+        return kept + copies + (stream * q.config.layers if "pipe" not in s.pattern.words else stream)
+
+    def _most(self, rows: Array) -> Array:
+        """The most micro-batches of each mesh."""
+        return rows if self.q.allowed.micro is None else np.full(len(rows), self.q.allowed.micro)
+
+    def _options(self, p: Pattern, stages: int) -> list[tuple[str, ...]]:
+        key = ("pipe" in p.words, stages)
+        if key not in self.options:
+            self.options[key] = schedules(p, self.q.config.layers, stages, self.q.allowed)
+        return self.options[key]
+
+    def _micros(self, rows: int, stages: int, chunks: int) -> list[int]:
+        """Numbers of micro-batches that fit: rows of the batch on a device divide by them, and groups of stages fill chunks."""
+        fit = [m for m in divisors(rows) if self.q.allowed.micro in (None, m)]
+        return [m for m in fit if m % stages == 0] if chunks > 1 else fit
+
+    def _count(self, p: Pattern, rows: int, stages: int) -> int:
+        """How many choices of schedule and micro-batches a mesh has."""
+        return sum(len(self._micros(rows, stages, chunks_of(options))) for options in self._options(p, stages))
+
+    def _chunks(self, p: Pattern, stages: Array) -> Array:
+        """The most parts of a stage that any schedule has."""
+        most = {n: max((chunks_of(options) for options in self._options(p, int(n))), default=1) for n in np.unique(stages)}
+        return np.array([most[n] for n in stages])
+
+
