@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from pydantic import Field
@@ -216,7 +216,7 @@ def _share(h: Hardware, n: int) -> Hardware:
     )  # fmt: skip
 
 
-def kind_of(device: jax.Device) -> Hardware | None:
+def kind_of(device: Any) -> Hardware | None:
     """The hardware that a device of JAX is, or None where it is not in the table."""
     known = [(kind, h) for h in entries().values() for kind in h.kinds if device.device_kind.startswith(kind)]
     return max(known, key=lambda row: len(row[0]))[1] if known else None
