@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshloom.core.spec import is_spec
+from meshloom.core.tree import named_leaves
+
 from meshloom.plan import ways
+from meshloom.plan.room import room
 from meshloom.plan.space import Pattern, chunks_of, divisors, schedules
-from meshloom.plan.splits import Splits
+from meshloom.plan.splits import Splits, own
 from meshloom.plan.time import HIDES
 from meshloom.plan.toil import Toil
 
@@ -40,29 +44,38 @@ class Floor(NamedTuple):
 
 
 class Run(NamedTuple):
-    """How a step runs, as bounds read it. micro: array. fill: what the bubble multiplies a pass by, at least. again: whether a pipeline's backward runs
-    the forward first. late: whether gradients of weights are put off. cut: parts of the layers on a stage."""
+    """How a step runs, as bounds read it: arrays, or one for all. micro: micro-batches. fill: what the bubble multiplies a pass by, at least. some, full:
+    1 where there is a remat, where it is `full`. again: 1 where a pipeline's backward runs the forward first. late: 1 where gradients of matrices may be
+    put off. chunks: parts of the layers on a stage. places: inputs (or what they leave) that a
+    stage keeps at a time, at least."""
 
     micro: Array
     fill: Array
-    remat: str
-    again: bool
-    late: bool
-    chunks: int
+    some: Any
+    full: Any
+    again: Any
+    late: Any
+    chunks: Any
+    places: Any = 1.0
+
+
+SOME, FULL = {"none": 0.0, "selective": 1.0, "full": 1.0}, {"none": 0.0, "selective": 0.0, "full": 1.0}
 
 
 class Bounds:
     """Bounds of one question's candidates. What does not depend on the mesh is worked out once."""
 
     def __init__(self, q: Any) -> None:
-        self.q, self.toil = q, Toil(q)
+        leaves = named_leaves(q.model.specs(q.config), is_spec)
+        self.q, self.toil = q, Toil(q, leaves)
+        self.leaves = [leaf for leaf in leaves.values() if len(own(leaf)) > 1]
         self.remats = [remat for remat in ("none", "selective", "full") if remat in q.allowed.remats]
         self.hides = HIDES[q.cluster.hardware.platform]
         self.options: dict[tuple[bool, int], list[tuple[str, ...]]] = {}
 
     def splits(self, p: Pattern, sizes: Mapping[str, Array]) -> Splits:
         """How a pattern's meshes split what there is."""
-        return Splits(self.q, p, {axis: np.asarray(n, float) for axis, n in sizes.items()})
+        return Splits(self.q, p, {axis: np.asarray(n, float) for axis, n in sizes.items()}, self.leaves)
 
     def meshes(self, p: Pattern, sizes: Mapping[str, Array]) -> Floor:
         """Bounds for all choices of each mesh."""
@@ -72,8 +85,9 @@ class Bounds:
         fill = 1 + (stages - 1) / (most * chunks)
         remat, stash = self.remats[0], True in self.q.allowed.stash
         fewest = np.ones(len(stages)) if self.q.allowed.micro is None else np.full(len(stages), float(self.q.allowed.micro))
-        run = Run(fewest, fill, remat, "pipe" in p.words and not stash, "pipe" in p.words, 1)
-        memory = self.memory(s, run._replace(micro=most.astype(float), remat=self.remats[-1]))
+        run = Run(fewest, fill, SOME[remat], FULL[remat], float("pipe" in p.words and not stash), float("pipe" in p.words), 1)
+        lean = Run(most.astype(float), fill, SOME[self.remats[-1]], FULL[self.remats[-1]], run.again, 0.0, chunks, places("1f1b", stages, most, 1))
+        memory = np.minimum(self.memory(s, lean), self.memory(s, lean._replace(some=0.0, full=0.0, again=1.0)))
         pairs = np.stack([rows, stages])
         kinds, where = np.unique(pairs, axis=1, return_inverse=True)
         counts = np.array([self._count(p, int(n), int(stage)) for n, stage in kinds.T])
@@ -83,17 +97,30 @@ class Bounds:
     def choices(self, p: Pattern, sizes: Mapping[str, int]) -> list[Choice]:
         """Every choice on one mesh, with bounds of its own."""
         s = self.splits(p, {axis: np.array([n]) for axis, n in sizes.items()}).exactly()
-        stages, found = int(sizes.get("pipe", 1)), []
+        stages = int(sizes.get("pipe", 1))
         rows = self.q.sequences // int(s.batch_all[0])
-        for options in self._options(p, stages):
-            chunks = chunks_of(options)
-            micro = np.array(self._micros(rows, stages, chunks), float)
-            stash, late = "stash" in options, "zb" in options
-            for remat in self.remats if len(micro) else ():
-                run = Run(micro, 1 + (stages - 1) / (micro * chunks), remat, "pipe" in p.words and not stash, late, chunks)
-                time, memory = self.time(s, run), self.memory(s, run)
-                found += [Choice(float(t), float(b), options, int(m), remat) for t, b, m in zip(time, memory, micro)]
-        return found
+        rows = [
+            (options, m, remat)
+            for options in self._options(p, stages)
+            for m in self._micros(rows, stages, chunks_of(options))
+            for remat in self.remats
+        ]
+        if not rows:
+            return []
+        column = lambda of: np.array([of(*row) for row in rows], float)
+        micro, chunks = column(lambda o, m, r: m), column(lambda o, m, r: chunks_of(o))
+        run = Run(
+            micro,
+            1 + (stages - 1) / (micro * chunks),
+            column(lambda o, m, r: SOME[r]),
+            column(lambda o, m, r: FULL[r]),
+            column(lambda o, m, r: bool(o) and "stash" not in o),
+            column(lambda o, m, r: "zb" in o),
+            chunks,
+            column(lambda o, m, r: places(o[0] if o else "", stages, m, chunks_of(o))),
+        )
+        time, memory = self.time(s, run) + 0 * micro, self.memory(s, run) + 0 * micro
+        return [Choice(float(t), float(b), *row) for t, b, row in zip(time, memory, rows)]
 
     def time(self, s: Splits, run: Run) -> Array:
         """Seconds of a step, at least."""
@@ -107,13 +134,8 @@ class Bounds:
         return beside + work.rest + moved.waits
 
     def memory(self, s: Splits, run: Run) -> Array:
-        """Bytes of a device, at least: what is kept between steps, the step's own copy of the weights, and each layer's input."""
-        q = self.q
-        kept = s.bytes("rest", 4) + self.toil.beside / s.most
-        copies = s.bytes("step", s.width) if s.width != 4 else 0.0
-        tokens = s.tokens / run.micro
-        stream = tokens * q.config.embed * s.width / (s.short * s.narrow)
-        return kept + copies + (stream * q.config.layers if "pipe" not in s.pattern.words else stream)
+        """Bytes of a device, at least."""
+        return room(s, run, self.toil.beside)
 
     def _most(self, rows: Array) -> Array:
         """The most micro-batches of each mesh."""
@@ -140,3 +162,9 @@ class Bounds:
         return np.array([most[n] for n in stages])
 
 
+
+
+def places(schedule: str, stages: Any, micro: Any, chunks: Any) -> Any:
+    """Inputs that the first stage keeps at a time, at least: all of them under gpipe, else those on their way there and back."""
+    most = micro * chunks
+    return most if schedule == "gpipe" else np.minimum(2 * (stages - 1) + (chunks - 1) * stages + 1, most)

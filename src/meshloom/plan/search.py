@@ -22,9 +22,9 @@ from meshloom.parallel.table import build
 from meshloom.plan.bounds import Bounds, Choice
 from meshloom.plan.cost import shapes
 from meshloom.plan.hardware import Cluster
-from meshloom.plan.memory import Memory, device_memory
+from meshloom.plan.memory import Memory, device_memory, stored
 from meshloom.plan.space import Allowed, Pattern, meshes, patterns, sieve
-from meshloom.plan.stages import pipeline
+from meshloom.plan.stages import in_flight
 from meshloom.plan.time import Time, step_time
 from meshloom.runner.run import How
 
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """best: None where nothing fits. others: the next best, each on another mesh. space: candidates there are. priced: those that were priced exactly.
+    """best: None where nothing fits. others: the next best, each of another kind (`Pattern.kind`). space: candidates there are. priced: those that were priced exactly.
     pruned: reason -> candidates that it spared. least: where nothing fits, the candidate with the least memory (None where the checks refuse all)."""
 
     best: Candidate | None
@@ -104,8 +104,9 @@ def shaped(q: Question, spelling: str, micro: int, remat: str) -> tuple[Shapes, 
     layout = build(spelling, q.config, q.seq, q.cluster.hardware.platform)
     q.refuse(layout)
     x = shapes(q.model, q.config, layout, q.seq, q.sequences, micro, how_of(q, remat), q.dtype, q.packed)
-    pipe = pipeline(q.model, x)
-    return x, device_memory(q.model, x, q.stored(layout), pipe and pipe.flight)
+    held = in_flight(q.model, x)
+    kept = {"parameters": stored(layout, q.model.specs(q.config)), **q.stored(layout)}
+    return x, device_memory(q.model, x, kept, held)
 
 
 def price(q: Question, spelling: str, micro: int, remat: str, limit: float = math.inf) -> Candidate | Memory:
@@ -126,7 +127,7 @@ class Mesh(NamedTuple):
 
 
 def search(q: Question, keep: int = 6) -> Found:
-    """The best candidates that fit, each on a mesh of its own.  keep: how many.  Where nothing fits: what needs least memory."""
+    """The best candidate that fits, and the best of other kinds.  keep: how many in all.  Where nothing fits: what needs least memory."""
     bounds, tally = Bounds(q), Counter()
     order = _meshes(q, bounds, tally, "time")
     ranked = sorted(_best_first(q, bounds, order, keep, tally).values(), key=lambda one: one.rank)[:keep]
@@ -159,11 +160,11 @@ def _meshes(q: Question, bounds: Bounds, tally: Counter, by: str) -> Sequence[Me
     return _Lazy(rows, [(key[i], which[i], at[i]) for i in order[: np.isfinite(key).sum()]])
 
 
-def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], keep: int, tally: Counter) -> dict[int, Candidate]:
-    """Mesh -> its best candidate, of the meshes that hold the best: candidates priced in the order of their bounds, until no bound is as low as the last
-    of those that are kept."""
-    found: dict[int, Candidate] = {}
-    heap: list[tuple[float, int, int, Choice]] = []
+def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], keep: int, tally: Counter) -> dict[tuple[str, ...], Candidate]:
+    """Kind of layout -> its best candidate, of the best kinds: candidates priced in the order of their bounds, until no bound is as low as the last of
+    those that are kept, nor as the best of its own kind."""
+    found: dict[tuple[str, ...], Candidate] = {}
+    heap: list[tuple[float, int, Mesh, Choice]] = []
     limit, taken, number = q.cluster.hardware.memory, 0, itertools.count()
     tally["priced"] = 0
     while True:
@@ -173,19 +174,23 @@ def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], keep: int, t
             break
         if not heap or ahead < heap[0][0]:
             mesh = order[taken]
+            taken += 1
+            if mesh.pattern.kind in found and mesh.bound > found[mesh.pattern.kind].time.total:
+                tally[SLOW] += mesh.choices
+                continue
             for choice in bounds.choices(mesh.pattern, mesh.sizes):
                 if choice.memory > limit:
                     tally[LARGE] += 1
                 else:
-                    heapq.heappush(heap, (choice.time, next(number), taken, choice))
-            taken += 1
+                    heapq.heappush(heap, (choice.time, next(number), mesh, choice))
             continue
-        bound, _, at, choice = heapq.heappop(heap)
+        bound, _, mesh, choice = heapq.heappop(heap)
+        at = mesh.pattern.kind
         if at in found and bound > found[at].time.total:
             tally[SLOW] += 1
             continue
         try:
-            one = price(q, order[at].pattern.spell(order[at].sizes, choice.pipe), choice.micro, choice.remat, limit)
+            one = price(q, mesh.pattern.spell(mesh.sizes, choice.pipe), choice.micro, choice.remat, limit)
         except ValueError:
             tally[REFUSED] += 1
             continue

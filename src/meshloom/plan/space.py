@@ -44,6 +44,11 @@ class Pattern(NamedTuple):
         """Mesh axes, outermost first."""
         return tuple(axis for word in self.words if not STRATEGIES[word].beside for axis in AXES.get(word, (word,)))
 
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What a person would call another kind of layout: the strategies beside data and ZeRO, with their options."""
+        return tuple(word + self.options.get(word, "") for word in self.words if word not in REPLICAS)
+
     def spell(self, sizes: Mapping[str, int], pipe: tuple[str, ...] = ()) -> str:
         """The compact spelling with these devices along each mesh axis.  pipe: options of the pipeline."""
         asked = {}

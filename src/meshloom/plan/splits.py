@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshloom.core.layout import INSIDE
-from meshloom.core.spec import Spec, is_spec
-from meshloom.core.tree import named_leaves
+from meshloom.core.spec import Spec
 from meshloom.plan.space import BATCH, Pattern, product
 
 Array = np.ndarray
@@ -26,10 +25,10 @@ WIDE = ("heads", "kv_heads", "ffn", "expert_ffn", "vocab")
 class Splits:
     """Meshes of one pattern. sizes: mesh axis -> float array [meshes]. For each: batch (devices of the batch), batch_all (also inside layers), whole (of
     whole sequences), wide (of heads, ffn, vocabulary), short (of the residual stream's sequence beside), narrow (of its embed), stages; tokens: of a device in
-    a step; most: devices that split any one parameter at most."""
+    a step; most: devices that split any one parameter at most. leaves: the model's parameters that join several axes: all but gains and biases."""
 
-    def __init__(self, q: Any, p: Pattern, sizes: Mapping[str, Array]) -> None:
-        self.q, self.pattern, self.sizes, c = q, p, sizes, q.config
+    def __init__(self, q: Any, p: Pattern, sizes: Mapping[str, Array], leaves: list[Spec]) -> None:
+        self.q, self.pattern, self.sizes, self.leaves, c = q, p, sizes, leaves, q.config
         self.width, self.ones = jnp.dtype(q.dtype).itemsize, np.ones(len(next(iter(sizes.values()))))
         self.batch = self.over(*BATCH)
         self.batch_all = self.batch * self.over("cube_embed")
@@ -58,10 +57,6 @@ class Splits:
         names = list(self.pattern.axes)
         return self.over(*names[names.index(axis) + 1 :]) if axis in self.sizes else self.ones
 
-    def leaves(self) -> list[Spec]:
-        """The model's parameters that join embed with another axis: all but gains and biases."""
-        return [s for s in named_leaves(self.q.model.specs(self.q.config), is_spec).values() if len(own(s)) > 1]
-
     def split(self, table: str, *names: str) -> Array:
         """Devices that split a parameter with these axes under a table."""
         out, inside = self.ones, bool(INSIDE & set(names))
@@ -85,7 +80,11 @@ class Splits:
 
     def bytes(self, table: str, width: int) -> Array:
         """Bytes of all parameters on a device under a table, at least."""
-        return sum((self.elements(table, s) * width for s in self.leaves()), self.ones * 0)
+        return sum((self.elements(table, s) * width for s in self.leaves), self.ones * 0)
+
+    def trained(self, table: str, width: int) -> Array:
+        """Bytes of the parameters that train on a device under a table, at least."""
+        return sum((self.elements(table, s) * width for s in self.leaves if not s.frozen), self.ones * 0)
 
 
 def own(s: Spec) -> list[str]:

@@ -1,13 +1,13 @@
 """The least time that a step's own work takes on one device, for many meshes at once: `plan.work` and `plan.time` with arrays, for `bounds.py`."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshloom.core.layout import ONE_DEVICE
-from meshloom.core.spec import Spec, is_spec
-from meshloom.core.tree import named_leaves
+from meshloom.core.spec import Spec
 from meshloom.ops.attention import KERNELS
 from meshloom.plan.flops import is_matrix
 from meshloom.plan.splits import Splits, own
@@ -36,12 +36,16 @@ class Seen(NamedTuple):
 class Toil:
     """A question's work."""
 
-    def __init__(self, q: Any) -> None:
+    def __init__(self, q: Any, leaves: Mapping[str, Spec]) -> None:
         self.q, h = q, q.cluster.hardware
         self.peak, self.stream, self.op = rate(h, q.dtype) * h.efficiency, h.bandwidth * h.stream, h.op
         self.kinds = {kind: q.model.kinds(q.config).count(kind) for kind in dict.fromkeys(q.model.kinds(q.config))}
         self.wide = q.model.wide(q.config)
         self.beside = float(sum(q.stored(ONE_DEVICE).values()))
+        stack_of = lambda name: f"layers.{name}." if name else "layers."
+        self.matrices = {
+            kind.stack: [leaf for path, leaf in leaves.items() if path.startswith(stack_of(kind.stack)) and is_matrix(leaf)] for kind in self.kinds
+        }
         self.pairs = {kind.window: self._pairs(kind.window) for kind in self.kinds}
 
     def _pairs(self, window: int | None) -> tuple[list[Seen], Seen]:
@@ -59,28 +63,21 @@ class Toil:
         """Seconds of a step's work."""
         forward, again, backward, late = (s.ones * 0 for _ in range(4))
         for kind, n in self.kinds.items():
-            mine = [leaf for leaf in self._leaves(kind.stack) if is_matrix(leaf)]
+            mine = self.matrices[kind.stack]
             made = [(leaf, self.product(s, leaf, run) * n) for leaf in mine]
             between = self.between(s) * n
             seen, behind = self.attention(s, kind.window)
             all_made = sum(time for _, time in made)
             forward = forward + all_made + between + seen * n
-            if run.remat == "full":
-                again = again + sum(time for leaf, time in made if not last(leaf)) + between + seen * n
-            elif run.remat == "selective":
-                again = again + between + (0 if "context" in s.sizes else seen * n)
+            again = again + run.full * (sum(time for leaf, time in made if not last(leaf)) + between + seen * n)
+            again = again + (run.some - run.full) * (between + (0 if "context" in s.sizes else seen * n))
             gradient = sum(time for leaf, time in made if not leaf.frozen)
-            backward = backward + all_made + behind * n + 2 * between + (0 if run.late else gradient)
-            late = late + (gradient if run.late else 0)
-        if run.again:
-            again = again + forward
+            backward = backward + all_made + behind * n + 2 * between + (1 - run.late) * gradient
+            late = late + run.late * gradient
+        again = again + run.again * forward
         fill = run.fill / s.stages
         # at most the gradients of matrices are put off, whose ticks have no bubble at least
         return Done(forward * fill, (again + backward) * fill + late / s.stages, self.rest(s, run))
-
-    def _leaves(self, stack: str) -> list[Spec]:
-        start = f"layers.{stack}." if stack else "layers."
-        return [leaf for path, leaf in named_leaves(self.q.model.specs(self.q.config), is_spec).items() if path.startswith(start)]
 
     def product(self, s: Splits, leaf: Spec, run: Any) -> Array:
         """A step's products with one layer's matrix, forward."""
@@ -132,7 +129,7 @@ class Toil:
         logits = s.tokens * rows
         head = self.longer(6 * logits * c.embed, 3 * (s.tokens + run.micro * rows) * c.embed * s.width + 24 * logits)
         table = (s.tokens * c.embed * (3 * s.width + 12) + 4 * run.micro * rows * c.embed) / self.stream
-        trained = [leaf for leaf in s.leaves() if not leaf.frozen]
+        trained = [leaf for leaf in s.leaves if not leaf.frozen]
         sums = sum(s.elements("grad", leaf) * (8 + s.width) for leaf in trained) * np.where(run.micro > 1, run.micro, 0) / self.stream
         update = 4 * UPDATE * sum(s.elements("rest", leaf) for leaf in trained) / self.stream
         return head + table + sums + update

@@ -141,20 +141,20 @@ def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
     s, forward, backward, once = w.s, w.s.ones * 0, w.s.ones * 0, w.s.ones * 0
     streams = "stream" in s.pattern.options.values()
     inner = ("zero3", "cube_rows") if streams else ("zero3", "rows", "cube_rows")
-    again = s.q.cluster.hardware.platform != "cpu" and not ("cols" in s.sizes and run.remat == "none")
-    for leaf in s.leaves():
+    again = 0.0 if s.q.cluster.hardware.platform == "cpu" else run.some if "cols" in s.sizes else 1.0
+    for leaf in s.leaves:
         inside = leaf.axes[0] == "layer"
         times = run.micro * (run.fill if inside else 1)
         many = times * (leaf.shape[0] / s.stages if inside else 1)
         live = s.elements("live", leaf) * (4 if leaf.exact else s.width)
         come = w.gathered(live * times, many, *inner)
         forward = forward + (come if inside or "pipe" not in s.sizes else 0)
-        backward = backward + (come if inside and again else 0)
+        backward = backward + (come * again if inside else 0)
         once = once + w.gathered(s.elements("grad", leaf) * (4 if leaf.exact else s.width), 1, "zero1")
         once = once + w.gathered(s.elements("step", leaf) * (4 if leaf.exact else s.width), 1, "zero2")
         if leaf.frozen:
             continue
-        out = run.micro * (1 if run.late else run.fill) if inside else run.micro
+        out = run.micro * (run.late + (1 - run.late) * run.fill) if inside else run.micro
         backward = backward + w.gathered(live * out, out * (leaf.shape[0] / s.stages if inside else 1), "zero2", *inner)
         once = once + w.gathered(s.elements("grad", leaf) * 4, 1, "zero1")
         tokens = ("data", "depth", "context", "ulysses", *(() if "expert" in leaf.axes else ("expert",)))
@@ -165,19 +165,19 @@ def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
 def matrices(w: Ways, run: Any) -> Array:
     """What ways to split the matrices move into and out of a layer's halves, and at the ends."""
     s, c = w.s, w.s.q.config
-    parallel, full = bool(s.q.model.parallel(c)), run.remat == "full"
+    parallel = bool(s.q.model.parallel(c))
     twins = parallel and not c.dropout
     size, layers = residual(s), passes(s, run)
-    spare = np.maximum(0, 1 - s.stages * run.chunks / c.layers) * layers if run.again else s.ones * 0
+    spare = np.maximum(0, 1 - s.stages * run.chunks / c.layers) * layers * run.again
     one = lambda move, each, n, *axes: move(each * n, run.micro * n, *axes)
     if "tensor" in s.sizes and "sequence" not in s.pattern.words:
-        n = layers * (4 + (full and not parallel)) + spare * (not parallel) + np.where(s.stages == 1, 2, 0)
+        n = layers * (4 + run.full * (not parallel)) + spare * (not parallel) + np.where(s.stages == 1, 2, 0)
         return one(w.summed, size, n, "tensor")
     streams = "stream" in s.pattern.options.values()
     axis = next((axis for axis in ("tensor", "cols", "cube_heads") if axis in s.sizes), None)
     if axis is None:
         return s.ones * 0
-    halves = 6 + (1 if twins else 2) + 2 * (run.remat != "none") + (full and not parallel)
+    halves = 6 + (1 if twins else 2) + 2 * run.some + run.full * (not parallel)
     n = (0 if streams else layers * halves + 2 * spare) + np.where(s.stages == 1, 4, 0)
     found = one(w.gathered, size / s.over("cube_embed"), n, axis)
     return found + (turns(w, run, layers) if "cube_embed" in s.sizes else 0)
@@ -186,7 +186,7 @@ def matrices(w: Ways, run: Any) -> Array:
 def turns(w: Ways, run: Any, layers: Array) -> Array:
     """A cube's own: results of first products scattered over rows, inputs of second ones gathered, and back."""
     s, found = w.s, w.s.ones * 0
-    for leaf in s.leaves():
+    for leaf in s.leaves:
         if leaf.axes[0] == "layer" and "embed" in leaf.axes and INSIDE & set(leaf.axes):
             features = math.prod(n for n, name in zip(leaf.shape, leaf.axes) if name not in ("layer", "embed"))
             names = [name for name in own(leaf) if name != "embed"]
@@ -214,7 +214,7 @@ def around(w: Ways, run: Any) -> tuple[Array, Array]:
     array = s.tokens / s.over("cube_embed") * c.head * heads
     hops = [1 if kind.window else s.over("context") - 1 for kind in s.q.model.kinds(c)]
     steps = sum(hops) / s.stages * run.fill
-    again = 2 if run.remat == "full" else 0
+    again = 2 * run.full
     return w.passed(2 * s.width * array * steps, "context"), w.passed((2 * s.width + 8 + again * s.width) * array * steps, "context")
 
 
@@ -225,7 +225,7 @@ def exchanged(w: Ways, run: Any) -> Array:
         return s.ones * 0
     keys = np.where(c.kv_heads % s.wide == 0, c.kv_heads / s.wide, 1.0)
     size = 2 * (c.heads / s.wide + keys) * s.tokens / s.over("cube_embed") * c.head * s.width
-    n = (2 + (run.remat != "none")) * passes(s, run)
+    n = (2 + run.some) * passes(s, run)
     return w.swapped(size * n, 4 * run.micro * n, "ulysses")
 
 
@@ -235,7 +235,7 @@ def experts(w: Ways, run: Any) -> Array:
     if "expert" not in s.sizes or c.capacity:
         return s.ones * 0
     sparse = sum(kind.tells for kind in s.q.model.kinds(c)) / s.stages * run.fill
-    n = (4 + (run.remat != "none")) * sparse
+    n = (4 + run.some) * sparse
     return w.gathered(residual(s) * s.over("expert") * n, run.micro * n, "expert")
 
 
@@ -247,7 +247,7 @@ def stages(w: Ways, run: Any) -> Array:
     size = residual(s)
     there = size / (s.short * s.narrow)
     edge = ("pipe",) if "sequence" in s.pattern.words else ("pipe", "tensor")
-    layers: list[Spec] = [leaf for leaf in s.leaves() if leaf.axes[0] == "layer" and INSIDE & set(leaf.axes) and "embed" in leaf.axes]
+    layers: list[Spec] = [leaf for leaf in s.leaves if leaf.axes[0] == "layer" and INSIDE & set(leaf.axes) and "embed" in leaf.axes]
     moves = sum((s.elements("rest", leaf) * (4 if leaf.exact else s.width) + s.elements("rest", leaf) * 4 * (not leaf.frozen) for leaf in layers), s.ones * 0)
     found = w.swapped(moves, 2 * len(layers), "pipe") + w.passed(2 * run.chunks * there, "pipe")
     found = found + w.summed(2 * there, 2 * run.micro, "pipe")
