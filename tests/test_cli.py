@@ -23,6 +23,7 @@ HELP = [
     ["verify"],
     ["layout"],
     ["schedule"],
+    ["calibrate"],
     ["info"],
     ["data"],
     ["data", "prepare"],
@@ -192,6 +193,13 @@ def test_layout_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--layout", "data=2", "--out", "a.png", "--device", "1", "--devices", "4", "--platform", "tpu", "--set", "name=mine"]
     assert cli.main(["layout", "quickstart", *words]) == 0
     assert seen == dict(name="mine", layout="data=2", out=Path("a.png"), device=1, devices=4, platform="tpu")
+
+
+def test_calibrate_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    worker(monkeypatch, "recipes.calibrate", calibrate=lambda *given: seen.append(given))
+    assert cli.main(["calibrate", "--out", "a.yaml", "--name", "lab", "--quick"]) == 0 and cli.main(["calibrate"]) == 0
+    assert seen == [("lab", Path("a.yaml"), True), ("mine", Path("hardware.yaml"), False)]
 
 
 def test_schedule_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:

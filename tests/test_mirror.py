@@ -12,6 +12,7 @@ EXEMPT = {
     "__init__.py": "tests/named/test_tensor.py: only finds the names that live in named/",
     "cli_base.py": "tests/test_cli.py: exit codes and errors show only through a command",
     "cli_data.py": "tests/test_cli.py: the commands of one program are tested together",
+    "cli_plan.py": "tests/test_cli.py: the commands of one program are tested together",
     "cli_info.py": "tests/test_cli.py: a command without a function of its own to call",
     "ops/blocks.py": "tests/ops/test_attention.py: a row of its table, held against the reference with all the others",
     "data/corpus/make.py": "tests/data/test_sources.py: makes the corpus that ships, by hand and rarely; its result is what the tests read",

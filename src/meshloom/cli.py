@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from meshloom import __version__, cli_base, cli_data
+from meshloom import __version__, cli_base, cli_data, cli_plan
 from meshloom.cli_base import DISAGREES, MISTAKE, OK, Common, Machine
 
 app = App(
@@ -19,6 +19,7 @@ app = App(
     "75 stopped by a signal, with a checkpoint; 128 + signal: without.",
 )
 app.command(cli_data.app)
+app.command(cli_plan.calibrate)
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
 

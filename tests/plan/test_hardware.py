@@ -6,13 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from meshloom.core import yamls
+from meshloom.core.config import load
 from meshloom.plan import hardware
-from meshloom.plan.hardware import Cluster, Hardware, Link, cluster, entries, kind_of, own, present, read
+from meshloom.plan.hardware import Cluster, Link, OwnEntry, cluster, entries, kind_of, own, present, read
 
 MINE = {
     "name": "mine", "platform": "gpu", "memory": 10**9, "bandwidth": 1e11, "flops": {"bfloat16": 1e13}, "efficiency": 0.5, "node": 4,
     "inside": {"rate": 1e10, "latency": 1e-6, "reach": 0.5}, "between": {"rate": 1e9, "latency": 1e-5}, "shape": "2x4",
 }  # fmt: skip
+
+
+CPU = {**MINE, "name": "cpu", "platform": "cpu", "shared": True, "node": 1, "flops": {"float32": 8e9}, "op": 1e-6}
 
 
 def file(folder: Path, **change) -> Path:
@@ -52,18 +56,41 @@ def test_what_the_issue_names_is_there_and_each_figure_has_a_source():
     ],
 )
 def test_a_shape_says_what_is_joined(on, shape, devices, slices, monkeypatch):
-    whole = Hardware("cpu", "cpu", 8000, 8e9, {"float32": 8e9}, 1.0, 1, Link(8e9, 1e-5), Link(8e9, 1e-5), 0, (), shared=True)
-    monkeypatch.setattr("meshloom.plan.measure.of_cpu", lambda n, kept: whole)
+    monkeypatch.setattr(hardware, "of_cpu", lambda kept: load(OwnEntry, CPU))
     found = read(on)
     assert (found.shape, found.devices, found.slices) == (shape, devices, slices)
     assert read(found.label) == found
 
 
 def test_simulated_devices_share_a_machine(tmp_path):
-    both = {"platform": "cpu", "shared": True, "node": 1, "flops": {"float32": 8e9}}
-    one, eight = (own(file(tmp_path, shape=str(n), **both)).hardware for n in (1, 8))
-    assert (one.flops["float32"], one.bandwidth, one.memory, one.inside) == (8e9, 1e11, 10**9, Link(5e9, 1e-6))
-    assert (eight.flops["float32"], eight.bandwidth, eight.memory, eight.inside) == (1e9, 1e11 / 8, 10**9 // 8, Link(5e9 / 8, 1e-6))
+    one, eight = (own(file(tmp_path, **{**CPU, "shape": str(n)})).hardware for n in (1, 8))
+    assert (one.flops["float32"], one.bandwidth, one.memory, one.op, one.inside) == (8e9, 1e11, 10**9, 1e-6, Link(5e9, 1e-6))
+    assert (eight.flops["float32"], eight.bandwidth, eight.memory, eight.op) == (1e9, 1e11 / 8, 10**9 // 8, 8e-6)
+    assert eight.inside == Link(5e9 / 8, 1e-6)
+
+
+def test_a_cpu_is_measured_once_and_kept(tmp_path, monkeypatch):
+    """By `meshloom calibrate` in another process, whose result the next call finds."""
+    calls = []
+
+    def stand_in(command, **_):
+        calls.append(command)
+        Path(command[-1].split("'--out', '")[1].split("'")[0]).parent.mkdir(parents=True, exist_ok=True)
+        Path(command[-1].split("'--out', '")[1].split("'")[0]).write_text(yamls.text(CPU))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(hardware.subprocess, "run", stand_in)
+    for _ in range(2):
+        assert read("cpu:4", tmp_path).hardware.flops == {"float32": 2e9}
+    assert present(tmp_path).label == "cpu:1x8", "the devices that the tests simulate"
+    (command,) = calls
+    assert "calibrate" in command[-1] and "XLA_FLAGS" in command, "not with the flags of this process"
+
+
+def test_a_cpu_that_cannot_be_measured_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="Traceback\nno space\n"))
+    with pytest.raises(ValueError, match="CPU could not be measured: no space. Run: meshloom calibrate --devices 8"):
+        read("cpu:8", tmp_path)
 
 
 def test_a_file_is_a_cluster(tmp_path):

@@ -140,10 +140,20 @@ def test_a_step_to_the_neighbour_takes_one_link():
     assert neighbour(cluster(1, 8, torus=2), layout(pipe=4, tensor=2), ("pipe",)) == Link(R / 2, 4e-6)
 
 
-def test_a_cpus_devices_meet_once():
+def test_a_cpus_devices_meet_and_wake_each_other():
     c = cluster(1, 8, platform="cpu")
     moved = gather(MIB, ("data",), "all-reduce")
-    assert seconds(moved, layout(data=8), c) == pytest.approx(1e-6 + 2e-6 + 2 * MIB * 7 / 8 / R)
+    assert seconds(moved, layout(data=8), c) == pytest.approx(1e-6 + 8 * 2e-6 + 2 * MIB * 7 / 8 / R)
+    assert seconds(gather(MIB, ("data",)), layout(data=2, zero1=4), c) == pytest.approx(1e-6 + 2 * 2e-6 + MIB / 2 / R)
+    passed = gather(MIB, ("pipe",), "collective-permute")
+    assert seconds(passed, layout(pipe=2, zero1=4), c) == pytest.approx(1e-6 + 8 * 2e-6 + MIB / R), "all devices meet"
+
+
+def test_kinds_that_were_measured_to_be_slower():
+    c = cluster(1, 8)
+    c = c._replace(hardware=c.hardware._replace(slower={"all-reduce": 3.0}))
+    start = 1e-6 + 2 * 3 * 2e-6
+    assert seconds(gather(MIB, ("data",), "all-reduce"), layout(data=8), c) == pytest.approx(start + 3 * 2 * MIB * 7 / 8 / R)
 
 
 def test_one_device_moves_nothing():

@@ -4,6 +4,8 @@ shape of the cluster.  Nothing here needs a device but `present`."""
 import functools
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +15,7 @@ from pydantic import Field
 
 from meshloom.core import yamls
 from meshloom.core.config import Section, load, unknown
+from meshloom.core.process import cache_folder
 
 SHAPE = re.compile(r"\d+(x\d+)*")
 FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<shape>.*))?")
@@ -34,7 +37,8 @@ class Hardware(NamedTuple):
     efficiency: the part of that peak that large products reach; stream: the part of the bandwidth that large reads and writes reach.
     node: devices joined by `inside`, beyond which there is `between`. torus: its dimensions, 0 for a switch; a dimension is a ring where its length is a
     multiple of `wrap`. start: seconds before a collective moves anything. op: seconds that an operation takes beside its work.
-    shared: simulated devices of one machine: the rates are one device's share where all work at once. kinds: how JAX's name of the device begins.
+    shared: simulated devices of one machine: rates and `op` are one device's share where all work at once. kinds: how JAX's name of the device begins.
+    slower: kind of collective -> how many times as long as a gather's its bytes take, where that was measured.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Hardware(NamedTuple):
     start: float = 0.0
     op: float = 0.0
     shared: bool = False
+    slower: Mapping[str, float] = {}
 
 
 class Cluster(NamedTuple):
@@ -110,6 +115,7 @@ class Entry(Section):
     torus: int = Field(0, ge=0, le=3)
     wrap: int = Field(0, ge=0)
     shared: bool = False
+    slower: dict[str, float] = Field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
 
@@ -138,9 +144,7 @@ def read(on: str, kept: Path | None = None) -> Cluster:
         raise ValueError(f"'{on}' lacks a shape behind the colon. Write something like {EXAMPLES}; a name alone is one device.")
     sizes = _sizes(on, shape) if shape else ()
     if name == "cpu":
-        from meshloom.plan.measure import of_cpu
-
-        return cluster(of_cpu(math.prod(sizes), kept), sizes, on)
+        return cluster(_hardware(name, of_cpu(kept)), sizes, on)
     if name not in entries():
         raise ValueError(unknown("hardware", name, [*entries(), "cpu"]) + f" Write something like {EXAMPLES}.")
     return cluster(entries()[name], sizes, on)
@@ -153,6 +157,21 @@ def own(path: Path, shape: str | None = None) -> Cluster:
     return cluster(_hardware(entry.name, entry), _sizes(str(path), said) if said else (), str(path))
 
 
+def of_cpu(kept: Path | None = None) -> OwnEntry:
+    """This machine's entry, measured at first use by `meshloom calibrate` in a process of its own, with 8 simulated devices and the compiler's usual
+    options.  kept: where it lies; not given: in the user's cache.  Raises ValueError where measuring failed."""
+    file = (kept or cache_folder({}).parent.parent / "hardware") / f"{cache_folder({}).name}.yaml"
+    if not file.is_file():
+        command = ["calibrate", "--quick", "--devices", "8", "--name", "cpu", "--out", str(file)]
+        start = f"import sys; from meshloom.cli import main; sys.exit(main({command!r}))"
+        clean = ["env", "-u", "XLA_FLAGS", "-u", "JAX_PLATFORMS", sys.executable, "-c", start]
+        done = subprocess.run(clean, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1].rstrip(".")
+            raise ValueError(f"This machine's CPU could not be measured: {said}. Run: meshloom calibrate --devices 8")
+    return load(OwnEntry, yamls.read(file), str(file))
+
+
 def _hardware(name: str, e: Entry) -> Hardware:
     """What an entry says, as its devices reach it.  Raises ValueError where it has no rate of any product."""
     if not e.flops or min(e.flops.values()) <= 0:
@@ -162,7 +181,7 @@ def _hardware(name: str, e: Entry) -> Hardware:
     inside, between = (Link(way.rate * way.reach, way.latency) for way in (e.inside, e.between))
     return Hardware(
         name, e.platform, e.memory, e.bandwidth, dict(e.flops), e.efficiency, e.node, inside, between, e.torus, e.sources,
-        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared,
+        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared, dict(e.slower),
     )  # fmt: skip
 
 
@@ -212,7 +231,7 @@ def _share(h: Hardware, n: int) -> Hardware:
     part = lambda link: Link(link.rate / n, link.latency)
     flops = {dtype: rate / n for dtype, rate in h.flops.items()}
     return h._replace(
-        memory=h.memory // n, bandwidth=h.bandwidth / n, flops=flops, node=n, inside=part(h.inside), between=part(h.between)
+        memory=h.memory // n, bandwidth=h.bandwidth / n, flops=flops, node=n, op=h.op * n, inside=part(h.inside), between=part(h.between)
     )  # fmt: skip
 
 
