@@ -31,7 +31,9 @@ def compose(title: str, q: Question, found: Found) -> tuple[Page, float]:
     """The page, and how high it is."""
     p, there = page({}), [one for one in (found.best, *found.others) if one]
     text(p, LEFT, 22, f"{title} on {q.cluster.label}", 18, bold=True)
-    text(p, LEFT, 44, f"{q.sequences * q.seq:,} tokens a step, {q.seq:,} in a sequence, {q.dtype}; {found.said}", 11.5, SOFT, room=WIDTH - 40)
+    text(
+        p, LEFT, 44, f"{q.sequences * q.seq:,} tokens a step, {q.seq:,} in a sequence, {q.dtype}; {found.said}", 11.5, SOFT, room=WIDTH - 40
+    )
     y = _panel(p, 58, "Time of a step", "what nothing hides", there, [terms(one.time) for one in there], seconds, 0, q)
     limit = float(q.cluster.hardware.memory)
     memory = [{kind: float(n) for kind, n in one.memory.kinds.items()} for one in there]
@@ -60,7 +62,9 @@ def _panel(
         for kind in kinds:
             n = row.get(kind, 0.0) if kind != OTHER else sum(v for k, v in row.items() if k not in kinds)
             if n * scale > 0.2:
-                box(p, x, top + 18, n * scale, BAR, colours[kind], "white", min(0.5, n * scale / 6), f"{said.split()[0].lower()}-{i}-{kind}")
+                box(
+                    p, x, top + 18, n * scale, BAR, colours[kind], "white", min(0.5, n * scale / 6), f"{said.split()[0].lower()}-{i}-{kind}"
+                )
             x += n * scale
         text(p, x + 6, top + 18 + BAR / 2, tell(sum(row.values())), 10.5, INK)
     end = y + len(there) * ROW

@@ -6,7 +6,6 @@ that), and what lies above the best candidate need not be priced. Of a mesh the 
 again, the most for the bubble, nothing computed again.
 """
 
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,13 +13,12 @@ import numpy as np
 
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import named_leaves
-
-from meshloom.plan import ways
 from meshloom.plan.room import room
 from meshloom.plan.space import Pattern, chunks_of, divisors, schedules
 from meshloom.plan.splits import Splits, own
 from meshloom.plan.time import HIDES
 from meshloom.plan.toil import Toil
+from meshloom.plan.ways import moved
 
 Array = np.ndarray
 
@@ -86,8 +84,11 @@ class Bounds:
         remat, stash = self.remats[0], True in self.q.allowed.stash
         fewest = np.ones(len(stages)) if self.q.allowed.micro is None else np.full(len(stages), float(self.q.allowed.micro))
         run = Run(fewest, fill, SOME[remat], FULL[remat], float("pipe" in p.words and not stash), float("pipe" in p.words), 1)
-        lean = Run(most.astype(float), fill, SOME[self.remats[-1]], FULL[self.remats[-1]], run.again, 0.0, chunks, places("1f1b", stages, most, 1))
-        memory = np.minimum(self.memory(s, lean), self.memory(s, lean._replace(some=0.0, full=0.0, again=1.0)))
+        lean = Run(
+            most.astype(float), fill, SOME[self.remats[-1]], FULL[self.remats[-1]], run.again, 0.0, chunks, places("1f1b", stages, most, 1)
+        )
+        ways = [lean] if "pipe" not in p.words else [lean, lean._replace(again=1.0), lean._replace(some=0.0, full=0.0, again=1.0)]
+        memory = np.min([self.memory(s, way) for way in ways], axis=0)
         pairs = np.stack([rows, stages])
         kinds, where = np.unique(pairs, axis=1, return_inverse=True)
         counts = np.array([self._count(p, int(n), int(stage)) for n, stage in kinds.T])
@@ -124,14 +125,14 @@ class Bounds:
 
     def time(self, s: Splits, run: Run) -> Array:
         """Seconds of a step, at least."""
-        work, moved = self.toil.work(s, run), ways.moved(s, run)
-        passes = [(work.forward, moved.forward), (work.backward, moved.backward)]
+        work, away = self.toil.work(s, run), moved(s, run)
+        passes = [(work.forward, away.forward), (work.backward, away.backward)]
         if self.hides:
             share = 1 / np.maximum(1, self.q.config.layers * 1.0)  # of what hides, one layer's part at least does not
-            beside = sum(np.maximum(busy + share * away, away) for busy, away in passes)
+            beside = sum(np.maximum(busy + share * gone, gone) for busy, gone in passes)
         else:
-            beside = sum(busy + away for busy, away in passes)
-        return beside + work.rest + moved.waits
+            beside = sum(busy + gone for busy, gone in passes)
+        return beside + work.rest + away.waits
 
     def memory(self, s: Splits, run: Run) -> Array:
         """Bytes of a device, at least."""
@@ -160,8 +161,6 @@ class Bounds:
         """The most parts of a stage that any schedule has."""
         most = {n: max((chunks_of(options) for options in self._options(p, int(n))), default=1) for n in np.unique(stages)}
         return np.array([most[n] for n in stages])
-
-
 
 
 def places(schedule: str, stages: Any, micro: Any, chunks: Any) -> Any:

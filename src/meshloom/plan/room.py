@@ -20,7 +20,7 @@ def room(s: Splits, run: Any, beside: float) -> Array:
 def weights(s: Splits) -> Array:
     """The step's own copy of what is cast or gathered, and one layer of what is gathered while it runs."""
     found = s.ones * 0
-    gathers = s.over("zero3", "cube_rows") * (1 if "stream" in s.pattern.options.values() else s.over("rows")) > 1
+    gathers = s.over("zero3", "cube_rows") * (1 if s.streams else s.over("rows")) > 1
     for leaf in s.leaves:
         staged = (s.stages > 1) & (leaf.axes[0] == "layer")
         copied = staged | (s.split("rest", *leaf.axes) > s.split("step", *leaf.axes)) | (s.width != 4 and not leaf.exact)
@@ -40,9 +40,8 @@ def loss(s: Splits, run: Any) -> Array:
 def kept(s: Splits, run: Any) -> tuple[Array, Array, Array]:
     """Bytes that one layer keeps of a micro-batch under no remat, `selective`, `full`."""
     c = s.q.config
-    streams = "stream" in s.pattern.options.values()
     work, stream = s.wide * s.over("cube_embed"), c.embed / (s.short * s.narrow)
-    enters = c.embed / (s.narrow if streams else s.over("cube_embed"))
+    enters = c.embed / (s.narrow if s.streams else s.over("cube_embed"))
     heads = np.floor(c.heads * c.head / work)
     keys = np.floor(c.kv_heads * c.head / (s.keys * s.over("cube_embed")))
     wide = np.floor(s.q.model.wide(c) / work)
@@ -59,5 +58,5 @@ def activations(s: Splits, run: Any) -> Array:
     if "pipe" not in s.pattern.words:
         return layers * mine
     part = layers / (s.stages * run.chunks)
-    again = part * (mine * run.some + none)
+    again = part * mine + run.some * none
     return np.where(run.again > 0, run.places * full + again, run.places * part * mine) + 2 * full

@@ -132,7 +132,7 @@ def search(q: Question, keep: int = 6) -> Found:
     order = _meshes(q, bounds, tally, "time")
     ranked = sorted(_best_first(q, bounds, order, keep, tally).values(), key=lambda one: one.rank)[:keep]
     least = None if ranked else leanest(q, bounds)
-    space, priced = tally.pop("space"), tally.pop("priced")
+    space, priced = tally.pop("space", 0), tally.pop("priced", 0)
     return Found(ranked[0] if ranked else None, tuple(ranked[1:]), space, priced, dict(tally), least)
 
 

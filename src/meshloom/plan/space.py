@@ -78,10 +78,14 @@ def patterns(c: Any, allowed: Allowed = Allowed()) -> Iterator[Pattern]:
     may = lambda *names: all(name in allowed.strategies or name in fixed for name in names)
     replicas = [names for n in range(NESTED + 1) for names in itertools.combinations(REPLICAS, n) if may(*names)]
     experts = [(), *([("expert",)] if getattr(c, "experts", 0) and may("expert") else [])]
-    ways: list[tuple[str, ...]] = [(), *((name,) for name in MATRICES if may(name)), *([("tensor", "sequence")] if may("tensor", "sequence") else [])]
+    ways: list[tuple[str, ...]] = [
+        (),
+        *((name,) for name in MATRICES if may(name)),
+        *([("tensor", "sequence")] if may("tensor", "sequence") else []),
+    ]
     rest = [[(), *([(name,)] if may(name) else [])] for name in ("pipe", "context", "ulysses")]
-    for pipe, data, expert, context, ulysses, way in itertools.product(rest[0], replicas, experts, rest[1], rest[2], ways):
-        there = {*pipe, *data, *expert, *context, *ulysses, *way}
+    for stages, data, expert, context, ulysses, way in itertools.product(rest[0], replicas, experts, rest[1], rest[2], ways):
+        there = {*stages, *data, *expert, *context, *ulysses, *way}
         if not set(fixed) <= there:
             continue
         words = tuple(name for name in STRATEGIES if name in there)

@@ -40,7 +40,7 @@ class Splits:
         self.tokens = q.sequences * q.seq / (self.batch * self.whole)
         self.keys = np.where(c.kv_heads % self.wide == 0, self.wide, 1.0)
         self.folded = p.options.get("expert") == "folded"
-        self.exact = False
+        self.exact, self.streams = False, "stream" in p.options.values()
         self.most = self.over(*OUTER["rest"], "pipe", "expert") * self.wide
 
     def exactly(self) -> "Splits":
@@ -64,6 +64,7 @@ class Splits:
             if name == "embed":
                 out = out * self.over(*OUTER[table])
                 out = out * self.stages if table == "rest" and inside else out
+                out = out * self.over("rows") if table == "live" and inside and self.streams else out
             elif name == "expert":
                 out = out * self.over("expert") * (self.wide if self.folded else 1)
             elif name == "kv_heads":

@@ -44,7 +44,8 @@ class Toil:
         self.beside = float(sum(q.stored(ONE_DEVICE).values()))
         stack_of = lambda name: f"layers.{name}." if name else "layers."
         self.matrices = {
-            kind.stack: [leaf for path, leaf in leaves.items() if path.startswith(stack_of(kind.stack)) and is_matrix(leaf)] for kind in self.kinds
+            kind.stack: [leaf for path, leaf in leaves.items() if path.startswith(stack_of(kind.stack)) and is_matrix(leaf)]
+            for kind in self.kinds
         }
         self.pairs = {kind.window: self._pairs(kind.window) for kind in self.kinds}
 
@@ -133,4 +134,3 @@ class Toil:
         sums = sum(s.elements("grad", leaf) * (8 + s.width) for leaf in trained) * np.where(run.micro > 1, run.micro, 0) / self.stream
         update = 4 * UPDATE * sum(s.elements("rest", leaf) for leaf in trained) / self.stream
         return head + table + sums + update
-

@@ -43,7 +43,9 @@ def lines(title: str, q: Question, found: Found, budget: Budget, batch: str = ""
     """The plan as text.  title: of the model.  batch: how the batch was asked for."""
     tokens = q.sequences * q.seq
     said = f" ({batch})" if batch else ""
-    head = [f"{title} on {q.cluster.label}: {q.cluster.devices:,} device{'s' * (q.cluster.devices > 1)}, {size(q.cluster.hardware.memory)} each"]
+    head = [
+        f"{title} on {q.cluster.label}: {q.cluster.devices:,} device{'s' * (q.cluster.devices > 1)}, {size(q.cluster.hardware.memory)} each"
+    ]
     head += [f"a step of {tokens:,} tokens{said}: {q.sequences:,} sequences of {q.seq:,}, {q.dtype}"]
     if found.best is None:
         return head

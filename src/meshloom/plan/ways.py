@@ -102,7 +102,13 @@ def on_torus(s: Splits, cluster: Cluster, axes: tuple[str, ...]) -> Speed:
     swap = np.where(n > 1, (2 if ring == math.inf else 1) * np.maximum(2.0, n ** (1 / h.torus)) / 8 / h.inside.rate, 0.0)
     rate = np.where(apart, np.minimum(rate, math.prod(sides) * h.between.rate), rate)
     swap = np.where(cluster.slices > 1, 0.0, swap)
-    return Speed(n, rate * (math.inf if cluster.slices > 1 else 1), late * (cluster.slices == 1) + h.start * (cluster.slices > 1), swap, s.ones * math.inf)
+    return Speed(
+        n,
+        rate * (math.inf if cluster.slices > 1 else 1),
+        late * (cluster.slices == 1) + h.start * (cluster.slices > 1),
+        swap,
+        s.ones * math.inf,
+    )
 
 
 def exact(s: Splits, cluster: Cluster, axes: tuple[str, ...]) -> Speed:
@@ -139,8 +145,7 @@ def residual(s: Splits) -> Array:
 def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
     """Parameters on their way in, gradients on their way out: what hides forward, backward, and what comes once a step."""
     s, forward, backward, once = w.s, w.s.ones * 0, w.s.ones * 0, w.s.ones * 0
-    streams = "stream" in s.pattern.options.values()
-    inner = ("zero3", "cube_rows") if streams else ("zero3", "rows", "cube_rows")
+    inner = ("zero3", "cube_rows") if s.streams else ("zero3", "rows", "cube_rows")
     again = 0.0 if s.q.cluster.hardware.platform == "cpu" else run.some if "cols" in s.sizes else 1.0
     for leaf in s.leaves:
         inside = leaf.axes[0] == "layer"
@@ -173,12 +178,11 @@ def matrices(w: Ways, run: Any) -> Array:
     if "tensor" in s.sizes and "sequence" not in s.pattern.words:
         n = layers * (4 + run.full * (not parallel)) + spare * (not parallel) + np.where(s.stages == 1, 2, 0)
         return one(w.summed, size, n, "tensor")
-    streams = "stream" in s.pattern.options.values()
     axis = next((axis for axis in ("tensor", "cols", "cube_heads") if axis in s.sizes), None)
     if axis is None:
         return s.ones * 0
     halves = 6 + (1 if twins else 2) + 2 * run.some + run.full * (not parallel)
-    n = (0 if streams else layers * halves + 2 * spare) + np.where(s.stages == 1, 4, 0)
+    n = (0 if s.streams else layers * halves + 2 * spare) + np.where(s.stages == 1, 4, 0)
     found = one(w.gathered, size / s.over("cube_embed"), n, axis)
     return found + (turns(w, run, layers) if "cube_embed" in s.sizes else 0)
 
@@ -248,7 +252,10 @@ def stages(w: Ways, run: Any) -> Array:
     there = size / (s.short * s.narrow)
     edge = ("pipe",) if "sequence" in s.pattern.words else ("pipe", "tensor")
     layers: list[Spec] = [leaf for leaf in s.leaves if leaf.axes[0] == "layer" and INSIDE & set(leaf.axes) and "embed" in leaf.axes]
-    moves = sum((s.elements("rest", leaf) * (4 if leaf.exact else s.width) + s.elements("rest", leaf) * 4 * (not leaf.frozen) for leaf in layers), s.ones * 0)
+    moves = sum(
+        (s.elements("rest", leaf) * (4 if leaf.exact else s.width) + s.elements("rest", leaf) * 4 * (not leaf.frozen) for leaf in layers),
+        s.ones * 0,
+    )
     found = w.swapped(moves, 2 * len(layers), "pipe") + w.passed(2 * run.chunks * there, "pipe")
     found = found + w.summed(2 * there, 2 * run.micro, "pipe")
     return found + w.summed(there + size / s.over("cube_embed") * ("cols" not in s.sizes), 2 * run.micro, *edge)

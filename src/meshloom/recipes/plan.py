@@ -2,20 +2,23 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshloom.core.config import nearest, to_tree
-from meshloom.core.layout import Layout
 from meshloom.models import known
 from meshloom.models.base import Model
 from meshloom.parallel.table import devices, parse, spell
-from meshloom.plan.flops import train_flops
+from meshloom.plan import bars
 from meshloom.plan.hardware import Cluster, present, read
 from meshloom.plan.memory import stored
-from meshloom.plan.search import Candidate, Found, Question, search
+from meshloom.plan.page import check as check_file
+from meshloom.plan.search import Candidate, Question, search
 from meshloom.plan.space import Allowed
+from meshloom.plan.told import Budget, lines, tree
+from meshloom.plan.unfit import unfit
 from meshloom.recipes import load, saved
 from meshloom.recipes.launch import DTYPES, check_length, kept, method, model_of
 from meshloom.recipes.run import RunConfig
@@ -96,14 +99,16 @@ def _words(words: str, cluster: Cluster) -> str:
     asked = parse(words)
     need = devices(words)
     if cluster.devices % need:
-        raise ValueError(f"--layout {words} takes {need} devices, which do not divide the {cluster.devices} of {cluster.label}. Use other numbers.")
+        raise ValueError(
+            f"--layout {words} takes {need} devices, which do not divide the {cluster.devices} of {cluster.label}. Use other numbers."
+        )
     return "" if not asked else spell(asked)
 
 
 def _recipe(w: Wish) -> RunConfig | None:
     """The recipe that a wish names; None for a known model or a Hugging Face folder."""
     folder = Path(w.model).expanduser()
-    if w.model in known.names() or (folder / "config.json").is_file() and not (folder / load.RESOLVED).is_file():
+    if w.model in known.names() or ((folder / "config.json").is_file() and not (folder / load.RESOLVED).is_file()):
         return None
     try:
         return load.load_recipe(w.model, w.sets)
@@ -216,7 +221,7 @@ def plan(w: Wish, want: Wanted = Wanted()) -> bool:
         print("\n".join(unfit(q, found)), file=sys.stderr if want.json else sys.stdout)
         return False
     if want.picture:
-        draw(asked.title, q, found, want.picture)
+        bars.draw(asked.title, q, found, want.picture)
         _say(want, f"Written: {want.picture}")
     if want.save:
         saved.save(file_of(asked, found.best), want.save)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
 from meshloom.core import yamls
 from meshloom.core.config import Section, load, to_tree
 from meshloom.core.files import write_text
@@ -37,7 +39,7 @@ class Saved(Section):
     """As train.remat."""
     runner: str
     """As train.runner."""
-    predicted: dict[str, float] = {}
+    predicted: dict[str, float] = Field(default_factory=dict)
     """Seconds of a step, bytes of a device: for people."""
 
 
@@ -58,7 +60,9 @@ def read(path: Path) -> Saved:
     """A plan from its file.  Raises OSError where there is none, ValueError where it is no plan."""
     tree = yamls.read(path)
     if "layout" not in tree or "micro_batches" not in tree:
-        raise ValueError(f"{path} is no plan: it lacks layout and micro_batches. Write one with: meshloom plan MODEL --on HARDWARE --save {path}")
+        raise ValueError(
+            f"{path} is no plan: it lacks layout and micro_batches. Write one with: meshloom plan MODEL --on HARDWARE --save {path}"
+        )
     return load(Saved, tree, str(path))
 
 
@@ -105,5 +109,3 @@ def _at(tree: dict[str, Any], name: str) -> Any:
     for key in name.split("."):
         tree = tree.get(key) if isinstance(tree, dict) else None  # type: ignore[assignment]
     return tree
-
-
