@@ -119,6 +119,20 @@ def test_encoder_decoder(home: Path, tmp_path: Path) -> None:
     assert last < first - 1
 
 
+def test_auto_stages(home: Path, tmp_path: Path) -> None:
+    """On slow devices with slow links: several stages of unequal size."""
+    link = "{rate: 2.0e+8, latency: 1.0e-5}"
+    (tmp_path / "slow.yaml").write_text(
+        f"name: slow\nplatform: cpu\nmemory: 1000000000\nbandwidth: 1.0e+9\nflops: {{float32: 5.0e+9}}\nefficiency: 1.0\nnode: 8\ninside: {link}\nbetween: {link}\n"
+    )
+    told = run(home, tmp_path, "auto_stages.py", "--steps", "12", "--on", "slow.yaml:1x8")
+    devices = [int(n) for n in re.findall(r"^layers \S+ on (\d+) devices", told, re.MULTILINE)]
+    assert sum(devices) == 8 and len(set(devices)) > 1
+    assert numbers(r"^gradients differ from one device's by (\S+) of", told)[0] < 1e-5
+    first, last = numbers(r"^loss of an image: ([\d.]+) at first, ([\d.]+) after 12 steps$", told)
+    assert last < first - 0.3
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
 def test_examples_are_short_and_say_what_they_show(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ LAYERS = (
     ("models", "parallel"),
     ("weights", "runner"),
     ("objectives", "data", "plan"),
-    ("train", "serve", "named"),
+    ("train", "serve", "named", "auto"),
     ("recipes",),
     ("cli", "cli_base", "cli_data", "cli_info", "cli_plan"),
 )
@@ -26,6 +26,7 @@ DRAWN = {
     ("cli", "cli_plan"): "one program in five files",
     ("cli_data", "cli_base"): "one program in five files",
     ("cli_plan", "cli_base"): "one program in five files",
+    ("auto.parallelize", "named.rules"): "mesh shapes are written and read one way",
 }
 CORE = {"jax", "numpy", "pydantic", "yaml", "ml_dtypes"}  # all that core may stand on
 HEAVY = {

@@ -45,7 +45,7 @@ def plan(replicas: int) -> Plan:
 
 def shapes(lay: Layout, like=None) -> Shapes:
     """What the traffic of arrays like the parameters depends on."""
-    return Shapes(like or specs(), None, lay, 1, 8, 1, "none", "float32", {}, 4, False, 0, (), False, Sizes(), (), None)
+    return Shapes(like or specs(), None, lay, 1, 8, 1, "none", "float32", (), 4, False, 0, (), False, Sizes(), (), None)
 
 
 def draw(rng: np.random.Generator, lead: tuple[int, ...] = (), scale: float = 0.3) -> dict[str, np.ndarray]:

@@ -6,18 +6,19 @@ are imported when they are first used, so that commands start quickly."""
 __version__ = "0.1.0"
 
 _HOMES = {
-    # module of meshloom.named: its names that stand here
-    "tensor": "Tensor tensor spec init",
-    "elementwise": "map astype",
-    "product": "einsum",
-    "reduce": "sum mean max min any all logsumexp softmax log_softmax argmax top_k sort",
-    "shape": "rename split merge slice pad concat shift cumsum",
-    "loop": "scan",
-    "index": "take one_hot range zeros full",
-    "program": "program legal grad value_and_grad",
-    "explain": "explain",
-    "params": "shard",
-    "step": "make_step",
+    # module: its names that stand here
+    "named.tensor": "Tensor tensor spec init",
+    "named.elementwise": "map astype",
+    "named.product": "einsum",
+    "named.reduce": "sum mean max min any all logsumexp softmax log_softmax argmax top_k sort",
+    "named.shape": "rename split merge slice pad concat shift cumsum",
+    "named.loop": "scan",
+    "named.index": "take one_hot range zeros full",
+    "named.program": "program legal grad value_and_grad",
+    "named.explain": "explain",
+    "named.params": "shard",
+    "named.step": "make_step",
+    "auto.parallelize": "parallelize",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -30,7 +31,7 @@ def __getattr__(name: str):
     if name.startswith("_") or find_spec(f"meshloom.{name}"):  # a module of ours is not looked up here, but imported
         raise AttributeError(f"module 'meshloom' has no attribute '{name}'")
     if name in _HOME:
-        value = getattr(import_module(f"meshloom.named.{_HOME[name]}"), name)
+        value = getattr(import_module(f"meshloom.{_HOME[name]}"), name)
     else:
         elementwise = import_module("meshloom.named.elementwise")
         if name not in elementwise.FUNCTIONS:

@@ -3,7 +3,7 @@
 import pytest
 
 from meshloom.parallel.base import PLACES
-from meshloom.parallel.pipe import chunks_in, fits, schedule_in
+from meshloom.parallel.pipe import PIPELINE, chunks_in, fits, layers_in, schedule_in
 from meshloom.parallel.table import build, parse, spell
 from meshloom.plan.cost import shapes, step_cost
 from meshloom.runner.run import How
@@ -21,7 +21,7 @@ def test_layers_at_rest_are_in_their_order() -> None:
     assert lay.stages == 2 and lay.within.stages == 1 and lay.within.acts["vocab"] == ("tensor",)
 
 
-@pytest.mark.parametrize("spelling", ["pipe=2", "pipe=4:gpipe", "pipe=2:interleaved2", "pipe=2:interleaved5", "pipe=4:zb"])
+@pytest.mark.parametrize("spelling", ["pipe=2", "pipe=4:gpipe", "pipe=2:interleaved2", "pipe=2:interleaved5", "pipe=4:zb", "pipe=2:zb,3+4"])
 def test_spellings(spelling) -> None:
     assert spell(parse(spelling)) == spelling
 
@@ -33,11 +33,28 @@ def test_spellings(spelling) -> None:
         ("pipe=2:interleaved2", "2 stages of 2 chunks take 4: .*Use 1 stage at most, or a schedule with fewer chunks"),
         ("pipe=2:gpipe,1f1b", "one schedule, and gpipe and 1f1b are asked for"),
         ("pipe=2:1f2b", "Did you mean '1f1b'"),
+        ("pipe=2:1+1,2+0", r"one split of its layers, and 1\+1 and 2\+0 are asked for"),
+        ("pipe=2:1+1+1", r"'1\+1\+1' gives the layers of 3 parts, and there are 2 stages. Give 2 numbers, such as 1\+1"),
+        ("pipe=2:2+0", r"'2\+0' gives a stage no layer; each has one at least. Write 1\+1"),
+        ("pipe=2:1f1b,2+1", r"'2\+1' is 3 layers, and the model has 2. Let the numbers add up to that, such as 1\+1"),
     ],
 )
 def test_refused(spelling, said) -> None:
     with pytest.raises(ValueError, match=said):
         build(spelling, config("llama")[1], 16)
+
+
+def test_stated_layers_are_of_parts_in_the_order_of_the_model() -> None:
+    c = config("llama", layers=7)[1]
+    assert layers_in(build("pipe=2:interleaved2,1+3+2+1", c, 16)) == (1, 3, 2, 1) and layers_in(build("pipe=2", c, 16)) == ()
+    with pytest.raises(ValueError, match=r"2 stages of 2 chunks are 4 parts. Give 4 numbers, such as 2\+2\+2\+1"):
+        build("pipe=2:interleaved2,3+4", c, 16)
+    said = PIPELINE.does(("1f1b", "3+4", "interleaved4", "mine.csv"))
+    assert said[2:] == [
+        "3+4: layers of each part, in the order of the model",
+        f"interleaved4: {PIPELINE.options['interleaved2']}",
+        "mine.csv: a table of your own",
+    ]
 
 
 def test_refuses_sizes_that_do_not_divide() -> None:

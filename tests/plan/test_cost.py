@@ -9,7 +9,7 @@ from meshloom.core.spec import abstract
 from meshloom.models.freeze import frozen
 from meshloom.parallel.base import MICRO, PLACES, STEP, Collective
 from meshloom.parallel.table import build
-from meshloom.plan.cost import compare, merged, shapes, step_cost, wire_bytes
+from meshloom.plan.cost import compare, shapes, step_cost, straight, wire_bytes
 from meshloom.plan.hlo import Found, collectives
 from meshloom.plan.plan import Plan
 from meshloom.runner.run import How
@@ -50,8 +50,9 @@ def test_refuses_a_batch_that_does_not_divide() -> None:
 def test_layers_in_one_piece_of_code() -> None:
     model, c = config("gpt2", layers=3)
     lay = build("zero3=2", c, 16)
-    assert (merged(model, c, lay, How("unroll")), merged(model, c, lay, How("scan"))) == ({"": 3}, {"": 0})
-    assert merged(model, config("gpt2", layers=1)[1], lay, How("scan")) == {"": 1}
+    assert (straight(model, c, lay, How("unroll")), straight(model, c, lay, How("scan"))) == ((True,) * 3, (False,) * 3)
+    assert straight(model, config("gpt2", layers=1)[1], lay, How("scan")) == (True,)
+    assert straight(model, c, lay, How("scan", "full 1, none 2")) == (True, False, False)
 
 
 def test_compares_count_and_bytes() -> None:

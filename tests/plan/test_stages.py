@@ -45,6 +45,12 @@ def test_layers_that_do_not_divide_leave_slots_empty() -> None:
     assert p.flight.bytes == found("pipe=4").flight.bytes, "every stage computes the slots of the fullest"
 
 
+def test_stated_layers() -> None:
+    p = found("pipe=4:1f1b,1+3+2+1", layers=7)
+    assert p.held == "stage 0: layer 0; stage 1: layers 1-3; stage 2: layers 4-5; stage 3: layer 6"
+    assert p.flight.bytes == found("pipe=4", layers=12).flight.bytes, "every stage has the slots of the longest, three"
+
+
 def test_a_stage_works_with_its_own_layers() -> None:
     """Weights and gradients of a quarter of the layers and of the vocabulary; of activations what is in flight and one chunk, at any number of
     micro-batches of one size."""

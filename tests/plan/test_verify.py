@@ -85,3 +85,12 @@ def test_tables_show_what_differs() -> None:
     for words in ("Against one device, 5 steps", "1.0e-03", "differs", "refused", "data x zero", "1,000", "900"):
         assert words in text
     assert row.wrong == ["gradient differs by 1.0e-03", "all-reduce over data x zero: 3 arrays, 1,000 bytes; formula 2, 900"]
+
+
+def test_a_pipeline_may_need_more_layers_than_the_model_has():
+    """Two layers a part are a loop, as in the models that pipelines are for; a pattern goes on in its order."""
+    model = MODELS["llama"]
+    c = model.Config(variant="smollm3", layers=4, embed=64, heads=4, vocab=101, rotary_layers=(True, True, True, False))
+    small = shrink(model, c, 8)
+    assert (small.layers, small.rotary_layers) == (8, (True, True, True, False) * 2)
+    assert shrink(model, model.Config(layers=1, embed=64, heads=4, vocab=101)).layers == 1

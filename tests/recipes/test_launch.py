@@ -3,7 +3,9 @@
 import jax
 import pytest
 
+from meshloom.plan import hardware
 from meshloom.recipes import launch
+from meshloom.runner.run import How
 from meshloom.weights.opened import open_model
 from tiny import recipe
 
@@ -52,6 +54,46 @@ def test_auto_layout_of_a_width_that_does_not_divide(tmp_path):
 def test_what_does_not_fit_is_refused(over, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         launch.choose(recipe(tmp_path, **over))
+
+
+@pytest.mark.parametrize(
+    ("remat", "says"),
+    [
+        ("full 1, none 2", r"remat 'full 1, none 2' is of 3 layers, and there are 2 layers. Change its numbers"),
+        ("offload", r"'offload' moves nothing on 'cpu': a CPU's devices have no memory but the host's.*Use 'selective'"),
+        ("auto 20kB", r"No choice of what layers keep fits 20 kB: .*takes [\d.]+ MB, [\d.]+ MB more"),
+    ],
+)
+def test_remat_that_is_not_possible_is_refused(remat, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "present", lambda: hardware.read("h100:1x8"))
+    with pytest.raises(ValueError, match=says):
+        launch.choose(recipe(tmp_path, layout="", train={"remat": remat}, batch={"sequences": 8}))
+
+
+def test_a_pattern_is_of_a_parts_slots(tmp_path):
+    given = dict(model={"layers": 4}, batch={"sequences": 8, "micro_batches": 4}, train={"remat": "full 1, none 1"})
+    assert launch.choose(recipe(tmp_path, layout="pipe=2", **given)).plan.how == How("scan", "full 1, none 1")
+    with pytest.raises(ValueError, match="is of 2 layers, and there are 4 layers"):
+        launch.choose(recipe(tmp_path, layout="", **given))
+
+
+def test_automatic_remat_is_solved_for_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "present", lambda: hardware.read("h100:1x8"))
+    given = lambda remat: recipe(
+        tmp_path, layout="", model={"layers": 4}, train={"remat": remat, "runner": "auto"}, batch={"sequences": 32}
+    )
+    plenty = launch.choose(given("auto"))
+    assert plenty.plan.how == How("unroll", "none") and any(line.startswith("remat: none (chosen: takes") for line in plenty.said)
+    need = sum(sum(part.values()) for part in (lambda e: (e.stored, e.working))(launch.explained(given("none"), plenty)))
+    tight = launch.choose(given(f"auto {int(0.8 * need)}"))
+    assert tight.plan.how.runner == "scan" and "none" in tight.plan.how.remat and "full" in tight.plan.how.remat, tight.plan.how
+    assert any(line.startswith(f"remat: {tight.plan.how.remat} (chosen") for line in tight.said)
+
+
+def test_an_unrolled_loop_on_a_cpu_says_that_remat_saves_nothing(tmp_path):
+    chosen = launch.choose(recipe(tmp_path, layout="", train={"remat": "full", "runner": "unroll"}))
+    assert launch.NOTHING_SAVED in chosen.said
+    assert launch.NOTHING_SAVED not in launch.choose(recipe(tmp_path, layout="", train={"remat": "full", "runner": "auto"})).said
 
 
 def test_padding_of_a_split_sequence_is_said(tmp_path):

@@ -29,6 +29,8 @@ def test_bytes_of_a_recipe() -> None:
     split, _ = asked(2, 8, "1f1b", None, load_recipe("quickstart", ["layout=pipe=2 data=2"]))
     assert split[0].flight and split[0].flight.rings["kept"].each == held.rings["kept"].each // 2
     assert split[0].flight.said.startswith("quickstart under data=2 besides, 1 x 256 tokens")
+    uneven, _ = asked(2, 8, "1f1b", None, load_recipe("quickstart", ["layout=pipe=2:1f1b,1+3 data=2"]))
+    assert split[0].flight.layers == 2 and uneven[0].flight and uneven[0].flight.layers == 3
     stash, _ = asked(2, 8, "1f1b", None, load_recipe("quickstart"), stash=True)
     assert stash[0].costs == (1, 1, 1) and stash[0].flight and stash[0].flight.bytes > held.bytes
 

@@ -44,6 +44,13 @@ def test_layout_equals_one_device(rows, spelling) -> None:
     assert {s.kind for s in row.stored} == {"params", "optimizer", "average"} and row.moved
 
 
+def test_stated_layers_are_those_of_the_model(odd) -> None:
+    """All its layers run where a layout says which stage has how many; for others the copy stays small."""
+    deep = odd._replace(full=odd.full.model_copy(update={"layers": 7}))
+    assert own.as_stated(deep, "pipe=2:1f1b,3+4 data=2").small.layers == 7
+    assert own.as_stated(deep, "pipe=2 data=2") is deep and own.as_stated(deep, "zero3=2") is deep
+
+
 def test_blocks_stay_within_their_bounds_and_train_as_well(odd) -> None:
     """Sixteen steps with 4-bit gradients and 8-bit weights, on random tokens."""
     one = own.run(odd, "", 16)

@@ -30,16 +30,17 @@ CASES = [
     ("deepseek", "pipe=2 zero1=2", 2, 5, "scan", "none"),
     ("llama", "pipe=2:zb tensor=2 sequence", 4, 4, "scan", "none"),
     ("gpt2", "pipe=2:zb zero3=2", 2, 5, "scan", "full"),
-    ("moe_mixed", "pipe=2:zb data=2", 2, 4, "scan", "none"),
+    ("moe_mixed", "pipe=2:zb,1+3 data=2", 2, 4, "scan", "none"),
+    ("llama", "pipe=4:1f1b,1+3+2+1", 4, 7, "scan", "none"),
     ("llama", "pipe=2:zb,stash zero1=2", 4, 4, "scan", "none"),
     ("moe", "pipe=2:interleaved2,stash tensor=2", 2, 4, "scan", "selective"),
     ("gpt2", "pipe=2:1f1b,stash zero3=2", 2, 2, "unroll", "none"),
 ]
 
 
-def parts(spelling: str) -> int:
+def parts(spelling: str, layers: int) -> int:
     """Parts of the layers that a stage runs one at a time, over all stages."""
-    lay = build(spelling, config("moe" if "expert" in spelling else "llama", layers=16)[1], 16)
+    lay = build(spelling, config("moe" if "expert" in spelling else "llama", layers=layers)[1], 16)
     return lay.stages * chunks_in(lay)
 
 
@@ -48,7 +49,7 @@ def test_pipeline_equals_one_device(name, spelling, micro, layers, runner, remat
     more = (("layers", layers),)
     got = gradient(name, spelling, micro, runner, remat, more=more)
     same(got, gradient(name, "", micro, more=more))
-    straight, twice = runner == "unroll" or layers < 2 * parts(spelling), ":zb" in spelling and remat != "none"
+    straight, twice = runner == "unroll" or layers < 2 * parts(spelling, layers), ":zb" in spelling and remat != "none"
     if not (
         twice or (straight and "3=" in spelling) or (straight and "2d" in spelling)
     ):  # what XLA does there stands in plan/cost.py: shares

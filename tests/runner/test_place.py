@@ -38,3 +38,19 @@ def test_few_slots_where_they_do_not() -> None:
     assert place((D, D, D) + (S,) * 58, 4, 1).kinds == (D,) * 3 + (S,) * 15, "58 in 4 parts are 15 each, and the 3 others once"
     said = place((WIDE,) * 7, 4, 1).said()
     assert "7 layers on 4 stages of 2 slots each; 1 of 8 slots" in said and "14% more work" in said
+
+
+@pytest.mark.parametrize("stages, chunks, sizes", [(4, 1, (1, 5, 2, 4)), (2, 2, (4, 1, 1, 6)), (3, 1, (2, 9, 1))])
+def test_stated_layers_are_where_they_are_stated(stages, chunks, sizes) -> None:
+    for kinds in ((WIDE,) * 12, (D, D, D) + (S,) * 9, tuple((WIDE, NEAR)[i % 2] for i in range(12))):
+        where = place(kinds, stages, chunks, sizes)
+        parts = where.layers.swapaxes(0, 1).reshape(len(sizes), -1)
+        starts = np.cumsum([0, *sizes])
+        assert [[int(i) for i in row if i >= 0] for row in parts] == [list(range(a, b)) for a, b in itertools.pairwise(starts)]
+        assert all(kinds[i] == where.kinds[slot] for row in parts for slot, i in enumerate(row) if i >= 0)
+    assert len(place((WIDE,) * 12, stages, chunks, sizes).kinds) == max(sizes), "layers alike take the slots of the longest part"
+
+
+def test_the_even_split_stated_is_the_default() -> None:
+    for kinds in ((WIDE,) * 8, (WIDE, NEAR) * 4):
+        assert (place(kinds, 4, 1, (2, 2, 2, 2)).layers == place(kinds, 4, 1).layers).all()

@@ -94,9 +94,10 @@ class Shapes(NamedTuple):
     """What a step's traffic depends on.
 
     specs: the model's. config: its configuration. layout: of all strategies together. rows, seq: one device's share of a micro-batch,
-    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT. dtype: of the arithmetic. merged: layers of which the compiler sees the first and
-    the second computation at once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the
-    objective adds up for the log, the count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
+    padding of the sequence included. micro: micro-batches a step. remat: a row of runner.REMAT, or a pattern over the layers (of a pipeline's part: over its
+    slots), see `by_remat`. dtype: of the arithmetic. straight: of each layer in `run`, whether the compiler sees the first and the second computation at
+    once, and does what they share once (a CPU's unrolled loop; a loop that runs once). sums: numbers that the objective adds up for the log, the
+    count of tokens among them. parallel, wide, told: the model's, see models.base.Model.
     kinds: of each layer, models.base.Kind. run: of each that a step computes: those of a pipeline's slots on all its stages, where it has one.
     flow: of a pipeline, or None. packed: whether rows hold several documents.
     """
@@ -109,7 +110,7 @@ class Shapes(NamedTuple):
     micro: int
     remat: str
     dtype: str
-    merged: Mapping[str, int]
+    straight: tuple[bool, ...]
     sums: int
     parallel: bool
     wide: int
@@ -128,9 +129,14 @@ class Shapes(NamedTuple):
         """Bytes of one number of a parameter in a step."""
         return jnp.dtype(s.dtype).itemsize if s.exact else self.width
 
+    @property
+    def merged(self) -> int:
+        """Layers that are `straight`."""
+        return sum(self.straight)
+
     def merged_in(self, path: str) -> int:
-        """`merged` of the stack of layers that a parameter is in."""
-        return next((n for stack, n in self.merged.items() if path.startswith(f"layers.{stack}." if stack else "layers.")), 0)
+        """`merged` in the stack of layers that a parameter is in."""
+        return sum(straight for kind, straight in zip(self.run, self.straight) if in_stack(path, kind.stack))
 
     @property
     def layers(self) -> int:
@@ -176,6 +182,11 @@ class Shapes(NamedTuple):
         return math.prod(self.layout.shard_shape(table, s))
 
 
+def in_stack(path: str, stack: str) -> bool:
+    """Whether a parameter is in a stack of layers.  stack: models.base.Kind's."""
+    return path.startswith(f"layers.{stack}." if stack else "layers.")
+
+
 class Asked(NamedTuple):
     """One word of a spelling, read. sizes: devices along each mesh axis of the strategy. options: what stands behind the colon."""
 
@@ -206,7 +217,7 @@ class Strategy(NamedTuple):
     options: option -> what it does, in a phrase. apart: option that rounds what moves -> how far it may take a run from one device: relative
     difference of loss, gradient, norm and weights (plan/verify.py). finish: option -> what it makes of the whole layout.
     fits: (config, sequence length, Layout of all strategies) -> None, or ValueError with a sentence: what `check` cannot know of a product.
-    also: whether an option that is no row of `options` can be read too.
+    also: what an option does that is no row of `options` and can be read too; "" for one that cannot.
     beside: the strategy whose devices this one uses instead of a number of its own.
     """
 
@@ -221,8 +232,12 @@ class Strategy(NamedTuple):
     apart: Mapping[str, Mapping[str, float]] = {}
     fits: Callable[[Any, int, Layout], None] = fits_always
     beside: str = ""
-    also: Callable[[str], bool] = lambda option: False
+    also: Callable[[str], str] = lambda option: ""
     finish: Mapping[str, Callable[[Layout], Layout]] = {}
+
+    def does(self, options: tuple[str, ...]) -> list[str]:
+        """What it does, and each of the options."""
+        return [self.summary, *(f"{option}: {self.options.get(option) or self.also(option)}" for option in options)]
 
 
 def moved(layout: Layout, before: str, after: str, s: Spec) -> tuple[str, ...]:

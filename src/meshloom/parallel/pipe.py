@@ -8,6 +8,7 @@ layers [layers / stages, embed] when a step starts, and its gradient back at the
 """
 
 import functools
+import re
 from pathlib import Path
 
 from meshloom.core.layout import PIPE, Layout
@@ -22,6 +23,8 @@ TABLE = ".csv"
 """How the name of a file with a table of the user's own ends."""
 STASH = "stash"
 """The option to keep what a backward pass needs."""
+STATED = re.compile(r"\d+(\+\d+)*")
+"""The option that says how many layers each part has."""
 
 
 def layout(n: int) -> Layout:
@@ -33,7 +36,23 @@ def layout(n: int) -> Layout:
 
 def schedule_of(options: tuple[str, ...]) -> str:
     """The schedule that the options of a spelling name."""
-    return next((option for option in options if option != STASH), "1f1b")
+    return next(iter(schedules_of(options)), "1f1b")
+
+
+def schedules_of(options: tuple[str, ...]) -> list[str]:
+    """All schedules that the options of a spelling name."""
+    return [option for option in options if option != STASH and not STATED.fullmatch(option)]
+
+
+def layers_of(options: tuple[str, ...]) -> tuple[int, ...]:
+    """Layers of each part, in the order of the model, as the options of a spelling say; () where they do not."""
+    found = next((option for option in options if STATED.fullmatch(option)), "")
+    return tuple(int(n) for n in found.split("+")) if found else ()
+
+
+def layers_in(lay: Layout) -> tuple[int, ...]:
+    """Layers of each part of a layout's pipeline, in the order of the model; () where it does not say."""
+    return layers_of(lay.options.get(PIPE, ()))
 
 
 def own(options: tuple[str, ...]) -> Schedule | None:
@@ -87,8 +106,8 @@ def stashes(lay: Layout) -> bool:
 
 
 def check(c, seq: int, asked: Asked) -> None:
-    """Refuses more stages than layers, and two schedules."""
-    given = [option for option in asked.options if option != STASH]
+    """Refuses more stages than layers, two schedules, and layers of stages that are not the model's."""
+    given = schedules_of(asked.options)
     if len(given) > 1:
         raise ValueError(f"A pipeline runs one schedule, and {' and '.join(given)} are asked for. Choose one.")
     table = own(asked.options)
@@ -97,6 +116,7 @@ def check(c, seq: int, asked: Asked) -> None:
             f"The table {given[0]} has {table.stages} rows, one a stage, and the layout {asked.devices} stages. Write pipe={table.stages}, or another table."
         )
     fits(c.layers, asked.devices, chunks_of_options(asked.options))
+    _stated(c.layers, asked)
     if c.vocab_padded % asked.devices:
         raise ValueError(
             f"A pipeline splits the vocabulary, and {c.vocab_padded} rows (vocab {c.vocab}, padded) cannot be split over {asked.devices} stages. "
@@ -107,6 +127,25 @@ def check(c, seq: int, asked: Asked) -> None:
             f"A pipeline keeps parameters split along embed between steps, and embed {c.embed} cannot be split over {asked.devices} stages. "
             f"Use one of {divisors(c.embed)} stages."
         )
+
+
+def _stated(layers: int, asked: Asked) -> None:
+    """Refuses stated layers that are not as many as there are parts, not the model's, or none."""
+    said = [option for option in asked.options if STATED.fullmatch(option)]
+    if len(said) > 1:
+        raise ValueError(f"A pipeline has one split of its layers, and {' and '.join(said)} are asked for. Choose one.")
+    sizes, chunks = layers_of(asked.options), chunks_of_options(asked.options)
+    parts = asked.devices * chunks
+    if not sizes:
+        return
+    even = "+".join(str(layers // parts + (at < layers % parts)) for at in range(parts))
+    if len(sizes) != parts:
+        of = f"{asked.devices} stages of {chunks} chunks are {parts} parts" if chunks > 1 else f"there are {parts} stages"
+        raise ValueError(f"'{said[0]}' gives the layers of {len(sizes)} parts, and {of}. Give {parts} numbers, such as {even}.")
+    if 0 in sizes:
+        raise ValueError(f"'{said[0]}' gives a stage no layer; each has one at least. Write {even}, or use fewer stages.")
+    if sum(sizes) != layers:
+        raise ValueError(f"'{said[0]}' is {sum(sizes)} layers, and the model has {layers}. Let the numbers add up to that, such as {even}.")
 
 
 def fits(layers: int, stages: int, chunks: int) -> None:
@@ -239,12 +278,17 @@ def unused(x: Shapes) -> tuple[str, ...]:
     if not x.flow or not x.flow.seen:
         return ()
     again = x.remat == "full" and not x.run[-1].tells
-    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not any(x.merged.values()) else ()))
+    return ("layer end", *(("layer",) if again else ()), *(("weights",) if again and not x.merged else ()))
 
 
-def also(option: str) -> bool:
-    """Whether an option is a schedule with a number of its own (interleaved4), or a file with a table."""
-    return bool(INTERLEAVED.fullmatch(option)) or option.endswith(TABLE)
+def also(option: str) -> str:
+    """What an option does that is no row of OPTIONS: a schedule with a number of its own (interleaved4), a file with a table, the layers of each part;
+    "" for what is no option."""
+    if option.endswith(TABLE):
+        return "a table of your own"
+    if STATED.fullmatch(option):
+        return "layers of each part, in the order of the model"
+    return OPTIONS[NAMES["interleaved"]] if INTERLEAVED.fullmatch(option) else ""
 
 
 NAMES = {"interleaved": "interleaved2"}

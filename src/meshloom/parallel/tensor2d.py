@@ -109,7 +109,7 @@ def streams(x: Shapes) -> list[Collective]:
         Collective("collective-permute", (axis,), times * n * q, times * size * (q - 1), place, why) for axis, n, size, place, why in rows
     ]
     # a CPU's compiler that sees both computations of a layer takes the panels of the second half's weights from the first of them
-    there = -x.micro * sum(x.merged.values()) * full
+    there = -x.micro * x.merged * full
     size, why = there * second * (q - 1), "into a layer's halves, panels, recomputed"
     panels.append(Collective("collective-permute", ("rows",), there * q, size, "layer again", why))
     return [*panels, *ends(x, ("cols",), x.residual)]

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.order import padded
+from meshloom.core.remat import group_of, spelled, words_of
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Model
 from meshloom.parallel import pipe
-from meshloom.parallel.base import Collective, Shapes, merge, ordered, unreached
+from meshloom.parallel.base import LAYER, PLACES, Collective, Shapes, merge, ordered, unreached
+from meshloom.parallel.part import by_remat, restricted
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.place import ranks
@@ -42,9 +44,11 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         rows=sequences // (micro * layout.size(layout.batch)),
         seq=padded(layout, seq) // layout.size(layout.acts.get("whole_seq", ())),
         micro=micro,
-        remat=how.remat,
+        remat=spelled(
+            words_of(how.remat, len(where.kinds) if where else c.layers, "slots in a part of the pipeline" if where else "layers")
+        ),
         dtype=dtype,
-        merged=merged(model, c, layout, how),
+        straight=straight(model, c, layout, how),
         sums=SUMS + told.sums,
         told=told,
         parallel=model.parallel(c),
@@ -52,7 +56,7 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         kinds=model.kinds(c),
         packed=packed,
         run=where.kinds * parts if where else model.kinds(c),
-        flow=pipe.flow(layout, micro, parts, how.runner == "unroll" or stacks(where.kinds)[-1].repeat == 1) if where else None,
+        flow=pipe.flow(layout, micro, parts, how.runner == "unroll" or stacks(where.kinds, how.remat)[-1].repeat == 1) if where else None,
     )
 
 
@@ -69,16 +73,16 @@ def as_run(model: Model, c: Any, layout: Layout) -> Tree:
     return map_named(one, model.specs(c), is_leaf=is_spec)
 
 
-def merged(model: Model, c: Any, layout: Layout, how: How) -> dict[str, int]:
-    """Layers, by stack, whose weights XLA gathers once for both passes, because one piece of straight code holds both: on a CPU every unrolled layer
-    (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
-    found = dict.fromkeys((kind.stack for kind in model.kinds(c)), 0)
+def straight(model: Model, c: Any, layout: Layout, how: How) -> tuple[bool, ...]:
+    """Of each layer of a step, whether XLA gathers its weights once for both passes, because one piece of straight code holds both: on a CPU every
+    unrolled layer (its compiler drops the barriers that keep them apart before it merges common subexpressions), and a loop that runs once."""
     where = placed(model, c, layout)
     kinds, times = (where.kinds, math.prod(where.layers.shape[:2])) if where else (model.kinds(c), 1)
-    for s in stacks(kinds) if layout.platform == "cpu" and not pipe.stashes(layout) else ():
-        for kind in s.unit:
-            found[kind.stack] += times * s.repeat if how.runner == "unroll" or s.repeat == 1 else 0
-    return found
+    merges = layout.platform == "cpu" and not pipe.stashes(layout)
+    found = (
+        [merges and (how.runner == "unroll" or s.repeat == 1 or s.grouped)] * (s.repeat * len(s.unit)) for s in stacks(kinds, how.remat)
+    )
+    return tuple(one for part in found for one in part) * times
 
 
 def step_cost(spelling: str, x: Shapes) -> tuple[Collective, ...]:
@@ -101,8 +105,9 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
     ZeRO-3 in a tick's forward and backward besides: of gains and biases, with a remat of matrices too. Where gradients are put off (zb) and there is a
     remat, what it computes again is computed twice."""
     asked = [name for name, a in parse(spelling).items() if a.devices > 1]
-    costs = lambda x, names: (c for name in names for c in STRATEGIES[name].cost(x) if c.place not in unreached(x))
-    told = lambda x, names: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names))
+    parts, never = by_remat(x), unreached(x)
+    costs = lambda x, names, parts: (c for name in names for c in _cost(name, x, parts) if c.place not in never)
+    told = lambda x, names, parts=parts: (c._replace(axes=ordered(x.layout, c.axes)) for c in costs(x, names, parts))
     if not x.flow:
         return merge(told(x, asked)), {}
     rest, inside = list(told(x, [PIPE])), [name for name in asked if name != PIPE]
@@ -112,22 +117,45 @@ def shares(spelling: str, x: Shapes) -> tuple[tuple[Collective, ...], dict[str, 
         for kind in kinds:
             ticks[kind].append(pipe.part(x, c))
         rest += [] if kinds else [c]
-    for c in told(last_layers(x), inside) if pipe.unused(x) else ():
-        if c.place in pipe.unused(x):
+    last = last_layers(x)
+    unused = pipe.unused(x._replace(remat=last.remat))
+    for c in told(last, inside, by_remat(last)) if unused else ():
+        if c.place in unused:
             one = pipe.part(x, c)
             ticks["backward"].append(one._replace(count=-one.count, bytes=-one.bytes))
     return merge(rest), {kind: Ticking(getattr(x.flow.ticks, kind), merge(found)) for kind, found in ticks.items() if found}
 
 
+def _cost(name: str, x: Shapes, parts: dict[str, Shapes]) -> Iterable[Collective]:
+    """A strategy's collectives: of a pattern of remat each part's own, what comes once a step or a micro-batch once.  parts: `by_remat`."""
+    for word, part in parts.items():
+        for c in _grouped(name, part) if group_of(word) > 1 else STRATEGIES[name].cost(part):
+            if PLACES[c.place].often == LAYER or len(parts) == 1:
+                yield c
+    if len(parts) > 1:
+        first = next(word for word in ("none", *parts) if word in parts)
+        yield from (c for c in STRATEGIES[name].cost(x._replace(remat=first)) if PLACES[c.place].often != LAYER)
+
+
+def _grouped(name: str, x: Shapes) -> Iterable[Collective]:
+    """A strategy's collectives where groups of layers keep one input: of layers that keep all, and the forward pass again but for what only a group's
+    output needs.  Exact where groups are turns of a loop."""
+    size, inner, cost = group_of(x.remat), x._replace(remat="none"), STRATEGIES[name].cost
+    keep = lambda last: restricted(inner, tuple((i % size == size - 1) == last for i in range(x.layers)))
+    again = [c for c in cost(keep(False)) if PLACES[c.place].often == LAYER and not PLACES[c.place].back]
+    again += [c for c in cost(keep(True)) if c.place == "layer"]
+    lasts = keep(True)._replace(remat="full", straight=(False,) * (x.layers // size))
+    again += [c for c in cost(lasts) if c.place == "weights again"]
+    yield from cost(inner)
+    for c in again:
+        yield c._replace(place="weights again" if "weights" in c.place else "layer again", why=f"{c.why}, again in groups")
+
+
 def last_layers(x: Shapes) -> Shapes:
     """The same step with nothing but the last layer of each part."""
-    kind = x.run[-1]
-
-    def one(path: str, s: Spec) -> Spec | None:
-        mine = path.startswith(f"layers.{kind.stack}." if kind.stack else "layers.")
-        return replace(s, shape=(x.parts, *s.shape[1:])) if mine else None if s.axes[0] == "layer" else s
-
-    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=(kind,) * x.parts, merged={})
+    slots = x.layers // x.parts
+    one = restricted(x, (*[False] * (slots - 1), True) * x.parts)
+    return one._replace(straight=(False,) * x.parts, remat=words_of(x.remat, slots)[-1])
 
 
 class Line(NamedTuple):

@@ -174,7 +174,7 @@ def mesh_axes(spelling: str, lay: Layout, names: set[str], more: Mapping[str, tu
             s = STRATEGIES[strategy]
             if name in s.layout(*asked.sizes).sizes:
                 words.append(spell({strategy: asked}))
-                phrases += [s.summary, *(f"{option}: {s.options[option]}" for option in asked.options)]
+                phrases += s.does(asked.options)
         splits: dict[str, tuple[str, ...]] = {}
         for table in TABLES:
             for axis, over in getattr(lay, table).items():

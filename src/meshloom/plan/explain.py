@@ -98,7 +98,7 @@ def explain(model: Model, c: Any, spelling: str, plan: Plan, seq: int, sequences
 
 def _does(name: str, asked: Asked) -> str:
     """What a strategy does, and each of its options."""
-    return "; ".join([STRATEGIES[name].summary, *(f"{option}: {STRATEGIES[name].options[option]}" for option in asked.options)])
+    return "; ".join(STRATEGIES[name].does(asked.options))
 
 
 def brief(e: Explained) -> list[str]:

@@ -38,6 +38,7 @@ class Hardware(NamedTuple):
     node: devices joined by `inside`, beyond which there is `between`. torus: its dimensions, 0 for a switch; a dimension is a ring where its length is a
     multiple of `wrap`. start: seconds before a collective moves anything. op: seconds that an operation takes beside its work.
     shared: simulated devices of one machine: rates and `op` are one device's share where all work at once. kinds: how JAX's name of the device begins.
+    host: bytes a second between the device's memory and its host's, one direction; 0: not known, so nothing is kept there.
     slower: kind of collective -> how many times as long as a gather's its bytes take, where that was measured.
     """
 
@@ -60,6 +61,7 @@ class Hardware(NamedTuple):
     op: float = 0.0
     shared: bool = False
     slower: Mapping[str, float] = {}
+    host: float = 0.0
 
 
 class Cluster(NamedTuple):
@@ -116,6 +118,7 @@ class Entry(Section):
     wrap: int = Field(0, ge=0)
     shared: bool = False
     slower: dict[str, float] = Field(default_factory=dict)
+    host: float = Field(0.0, ge=0)
     sources: tuple[str, ...] = ()
 
 
@@ -152,9 +155,13 @@ def read(on: str, kept: Path | None = None) -> Cluster:
 
 def own(path: Path, shape: str | None = None) -> Cluster:
     """The cluster of a user's file, as `meshloom calibrate` writes one.  shape: in place of the file's.  Raises as `read`."""
-    entry = load(OwnEntry, yamls.read(path), str(path))
-    said = entry.shape if shape is None else shape
-    return cluster(_hardware(entry.name, entry), _sizes(str(path), said) if said else (), str(path))
+    return of_entry(load(OwnEntry, yamls.read(path), str(path)), shape, str(path))
+
+
+def of_entry(entry: OwnEntry, shape: str | None = None, said: str = "") -> Cluster:
+    """The cluster of a user's entry.  shape: in place of the entry's.  said: what to call it in errors."""
+    sizes = entry.shape if shape is None else shape
+    return cluster(_hardware(entry.name, entry), _sizes(said or entry.name, sizes) if sizes else (), said or entry.name)
 
 
 def of_cpu(kept: Path | None = None) -> OwnEntry:
@@ -181,7 +188,7 @@ def _hardware(name: str, e: Entry) -> Hardware:
     inside, between = (Link(way.rate * way.reach, way.latency) for way in (e.inside, e.between))
     return Hardware(
         name, e.platform, e.memory, e.bandwidth, dict(e.flops), e.efficiency, e.node, inside, between, e.torus, e.sources,
-        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared, dict(e.slower),
+        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared, dict(e.slower), e.host,
     )  # fmt: skip
 
 

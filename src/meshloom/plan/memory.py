@@ -9,11 +9,13 @@ import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import split_seq
+from meshloom.core.remat import group_of, row_of
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
+from meshloom.parallel.part import by_remat
 from meshloom.plan.timeline import Flight
 
 
@@ -73,12 +75,18 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
     loss = 2 * math.ceil(tokens / chunks) * rows * 4 + rows * x.config.embed * 4
-    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": x.config.layers * kept(x)}
+    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": residuals(x)}
     return {"weights": weights, "gradients": gradients, **acts, "loss": loss}
 
 
+def residuals(x: Shapes) -> int:
+    """Bytes of activations that all layers, or those of one part of a pipeline, keep on the device for the backward pass."""
+    return sum(part.layers // part.parts * kept(part) for part in by_remat(x).values())
+
+
 def kept(x: Shapes) -> int:
-    """Bytes of activations that one layer keeps for its backward pass, by what `remat` keeps.  An estimate: its matrices' inputs and results."""
+    """Bytes of activations that one layer keeps on the device for its backward pass, by what `remat`, one word, keeps; a layer of a group its share.
+    An estimate: its matrices' inputs and results."""
     c, lay = x.config, x.layout
     work = lay.size((*lay.acts.get("heads", ()), *lay.inner))
     enters = c.embed // lay.size(lay.stream if lay.square else lay.live.get("embed", ()))
@@ -91,5 +99,6 @@ def kept(x: Shapes) -> int:
         "selective": 3 * stream + heads + 2 * keys + wide,
         # also both norms' inputs and results, attention's result and blocks, the activation's result
         "none": 4 * stream + 2 * enters + 3 * heads + 4 * keys + 2 * wide,
+        "offload": stream,
     }
-    return x.rows * x.seq * features[x.remat] * x.width
+    return x.rows * x.seq * features[row_of(x.remat)] * x.width // group_of(x.remat)

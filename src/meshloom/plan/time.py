@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from meshloom.models.base import Model
 from meshloom.parallel.base import LAYER, PLACES, Collective, Shapes
+from meshloom.parallel.part import by_remat
 from meshloom.parallel.pipe import chunks_in
 from meshloom.plan.cost import shares
 from meshloom.plan.hardware import Cluster, Hardware
 from meshloom.plan.link import seconds
+from meshloom.plan.memory import kept
 from meshloom.plan.work import Work, Works, works
 
 HIDES = {"cpu": False, "gpu": True, "tpu": True}
@@ -41,7 +43,7 @@ PASSES = {"tpu": {"float32": "bfloat16"}}
 
 
 class Part(NamedTuple):
-    """A part of a step's time. what: "compute", "recompute", "memory", "bubble", "optimizer", or a collective and its mesh axes. why: a phrase.
+    """A part of a step's time. what: "compute", "recompute", "memory", "bubble", "optimizer", "offload", or a collective and its mesh axes. why: a phrase.
     seconds: that the step takes longer for it. hidden: that pass beside other work."""
 
     what: str
@@ -98,7 +100,7 @@ def step_time(model: Model, spelling: str, x: Shapes, cluster: Cluster) -> Time:
         "late": runs.late * one["late"],
     }
     moved = moves(spelling, x, cluster, behind)
-    return Time((*computed(w, x, h, runs), *moved), x.dtype)
+    return Time((*computed(w, x, h, runs), *moved, *parked(x, h, behind)), x.dtype)
 
 
 class Runs(NamedTuple):
@@ -162,6 +164,28 @@ def moves(spelling: str, x: Shapes, cluster: Cluster, behind: dict[str, float]) 
             pair[0] += shown * time
             pair[1] += (1 - shown) * time
     return sorted((Part(*key, *pair) for key, pair in found.items()), key=lambda part: -part.seconds)
+
+
+def parked(x: Shapes, h: Hardware, behind: dict[str, float]) -> list[Part]:
+    """What `offload` moves to the host's memory and back: results of products, behind the pass that makes or needs them, by the rule of overlap.
+    Raises ValueError for hardware whose way to its host is not known."""
+    away = by_remat(x).get("offload")
+    if away is None:
+        return []
+    if not h.host:
+        raise ValueError(
+            f"{h.name} has no rate to its host's memory, so remat 'offload' has no time. Give it in a file (host: 32e9), or use 'selective'."
+        )
+    each = kept(away._replace(remat="selective")) - kept(away._replace(remat="full"))
+    layers, runs, found = away.layers // away.parts, passes(x), []
+    for beside, times, why in (
+        ("forward", runs.forward, "results of products, to the host"),
+        ("backward", runs.backward, "results of products, back"),
+    ):
+        total = times * layers * each / h.host
+        shown = max(total - behind[beside], total / layers)
+        found.append(Part("offload", why, shown, total - shown))
+    return found
 
 
 def _by_pass(given: Iterable[Collective], x: Shapes) -> Iterable[tuple[str, list[Collective]]]:

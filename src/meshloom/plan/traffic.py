@@ -122,7 +122,7 @@ def _ticking(ticks: Mapping[str, Ticking], x: Shapes) -> list[Share]:
 
 def _repeats(model: Model, x: Shapes) -> int:
     """How often the layers' pattern repeats: their number where all are alike, 1 where there is none."""
-    found = stacks(model.kinds(x.config))
+    found = stacks(model.kinds(x.config), "none" if x.flow else x.remat)
     return found[0].repeat if len(found) == 1 else 1
 
 

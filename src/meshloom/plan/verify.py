@@ -40,12 +40,12 @@ tensor), the weights after the last step (L2 norm, worst tensor). Sums in anothe
 divides by its own root mean square makes more of it."""
 
 
-def shrink(model: Model, c: Any, least: int = 2) -> Any:
+def shrink(model: Model, c: Any, least: int = 1) -> Any:
     """A small copy of a model with what makes it odd: its family and options, the ratio of its heads, the remainders of its sizes by powers of
-    two and of its vocabulary by the padding. Layers: two of every repeated unit, and `least` where there are so many."""
+    two and of its vocabulary by the padding. Layers: two of every repeated unit where there are so many, and `least` of one unit in any case."""
     unit = stacks(model.kinds(c))
     size = len(unit[0].unit)
-    layers = c.layers if len(unit) > 1 else min(c.layers, max(2 * size, -(-least // size) * size))
+    layers = c.layers if len(unit) > 1 else max(min(c.layers, 2 * size), -(-least // size) * size)
     layers = min(layers, max(12, least))
     heads, kv_heads = _heads(c.heads, c.kv_heads)
     head = next(n for n in (8, 16, 32, c.head) if n >= c.head or _turns(c, n))
@@ -71,7 +71,7 @@ def shrink(model: Model, c: Any, least: int = 2) -> Any:
         sizes["window"] = min(given["window"], SEQ // 4 - 1)
     for name in ("windowed_layers", "rotary_layers", "moe_layers"):
         if given.get(name):
-            sizes[name] = given[name][:layers]
+            sizes[name] = (given[name] * layers)[:layers]
     return type(c)(**{**given, **sizes})
 
 

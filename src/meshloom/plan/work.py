@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshloom.core.leaf import split_seq
+from meshloom.core.remat import group_of, row_of
 from meshloom.core.spec import Spec
 from meshloom.models.base import Kind, Model
 from meshloom.ops.attention import Case, choose
@@ -20,7 +21,8 @@ from meshloom.ops.blocks import block_size
 from meshloom.ops.exchange import kv_heads_inside
 from meshloom.ops.loss import chunk_count
 from meshloom.ops.moe import capacity
-from meshloom.parallel.base import Shapes
+from meshloom.parallel.base import Shapes, in_stack
+from meshloom.parallel.part import by_remat
 from meshloom.parallel.pipe import stashes
 from meshloom.plan.flops import is_matrix
 
@@ -59,31 +61,39 @@ class Works(NamedTuple):
 
 def works(model: Model, x: Shapes) -> Works:
     """The work of a step on one device."""
+    found = [layers(model, part) for part in by_remat(x).values()]
+    forward, again, backward, late = (tuple(one for part in found for one in part[at]) for at in range(4))
+    if x.flow and not stashes(x.layout):
+        twice = 2 if x.flow.late and x.remat != "none" else 1
+        again = (*forward, *(one for one in again for _ in range(twice)))
+    return Works(forward, again, backward, late, tuple(outside(x)), tuple(once(x)))
+
+
+def layers(model: Model, x: Shapes) -> tuple[list[Work], list[Work], list[Work], list[Work]]:
+    """Of layers that all keep the same: forward, again, backward, and what a schedule puts off.  x.remat: one word."""
     forward: list[Work] = []
     again: list[Work] = []
     backward: list[Work] = []
     late: list[Work] = []
-    slots = {kind: x.run.count(kind) / x.parts for kind in dict.fromkeys(x.run)}
+    slots, group, row = {kind: x.run.count(kind) / x.parts for kind in dict.fromkeys(x.run)}, group_of(x.remat), row_of(x.remat)
     for kind, n in slots.items():
-        mine = [s for path, s in x.leaves.items() if path.startswith(f"layers.{kind.stack}." if kind.stack else "layers.")]
+        mine = [s for path, s in x.leaves.items() if in_stack(path, kind.stack)]
         for s in (s for s in mine if is_matrix(s)):
-            made, ended = product(model, x, s).times(n), last(s)
-            forward.append(made)
-            again += [made] if x.remat == "full" and not ended else []
-            backward.append(made)
+            made = product(model, x, s)
+            forward.append(made.times(n))
+            # of layers that share an input, only the last one's last result is not needed again
+            again += [made.times(n - n / group * last(s))] if row == "full" and (group > 1 or not last(s)) else []
+            backward.append(made.times(n))
             if not s.frozen:
-                (late if x.flow and x.flow.late else backward).append(made)
+                (late if x.flow and x.flow.late else backward).append(made.times(n))
         between = elementwise(model, x).times(n)
         seen, behind = attention(x, kind)
         forward += [seen.times(n), between]
-        kept = x.remat == "none" or (x.remat == "selective" and bool(x.layout.ring))
+        kept = row == "none" or (row in ("selective", "offload") and bool(x.layout.ring))
         again += [] if kept else [seen.times(n)]
-        again += [] if x.remat == "none" else [between]
+        again += [] if row == "none" else [between]
         backward += [behind.times(n), between.times(2)]
-    if x.flow and not stashes(x.layout):
-        twice = 2 if x.flow.late and x.remat != "none" else 1
-        again = [*forward, *(one for one in again for _ in range(twice))]
-    return Works(tuple(forward), tuple(again), tuple(backward), tuple(late), tuple(outside(x)), tuple(once(x)))
+    return forward, again, backward, late
 
 
 def last(s: Spec) -> bool:

@@ -16,6 +16,7 @@ from meshloom.core.files import FolderLock, write_text
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import padding
+from meshloom.core.remat import automatic, limit_of, one, words_of
 from meshloom.core.tree import Tree
 from meshloom.data import tokenizer as tokenizers
 from meshloom.data.sets import Sets, describe, open_sets
@@ -26,11 +27,13 @@ from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.pipe import chunks_in, own, table_of
 from meshloom.parallel.table import build, default, parse, spell
+from meshloom.plan.cost import shapes
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
+from meshloom.plan.memory import stored
 from meshloom.plan.plan import Plan
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
-from meshloom.runner.run import How
+from meshloom.runner.run import UNOFFERED, How
 from meshloom.runner.stage import placed
 from meshloom.serve.generate import sampler
 from meshloom.serve.sampling import Sampling
@@ -46,6 +49,10 @@ from meshloom.weights.load import Source, check, load
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 UNROLL_UP_TO = 32
 """Layers that `runner: auto` unrolls on a CPU; deeper models compile too long."""
+
+SPARE = 0.05
+"""Part of a device's memory that `remat: auto` leaves free, for what no formula knows: fragments, a compiler's own buffers."""
+NOTHING_SAVED = "remat: a CPU's compiler merges what unrolled layers compute again with the first computation, so this saves nothing here; train.runner: scan does."
 
 
 class Chosen(NamedTuple):
@@ -73,9 +80,11 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     mesh, micro = make_mesh(layout, devices), micro_batches(config, layout)
     _check_batch(config.batch.sequences, micro, layout.size(layout.batch))
     check_method(method(config), layout, model.specs(c))
-    how = How(runner(config, c, devices[0].platform), config.train.remat)
     packed = config.data.packing == "documents"
-    plan = Plan(mesh, layout, how, micro, DTYPES[config.train.precision], packed)
+    plan = Plan(mesh, layout, How(), micro, DTYPES[config.train.precision], packed)
+    remat, why = remats(config, model, c, spelling, plan)
+    plan = plan._replace(how=How(runner(config, c, layout.platform, remat), remat))
+    said += why + [NOTHING_SAVED] * (layout.platform == "cpu" and plan.how.runner == "unroll" and remat != "none")
     rows = config.batch.sequences // (plan.micro * layout.size(layout.batch))
     kinds = dict.fromkeys(model.kinds(c))
     said += dict.fromkeys(training_row(c, layout, kind, rows, config.data.seq, packed, plan.dtype) for kind in kinds)
@@ -103,12 +112,35 @@ def check_length(config: RunConfig, c: Any) -> None:
         )
 
 
-def runner(config: RunConfig, c: Any, platform: str) -> str:
-    """How the layers run: as the recipe says, or what is best on a platform."""
+def remats(config: RunConfig, model: Model, c: Any, spelling: str, plan: Plan) -> tuple[str, list[str]]:
+    """What the layers keep, and what was decided about it: as the recipe says, or the best pattern under the memory of a device.
+    plan: with anything for `how`.  Raises ValueError where no pattern fits, and for one that these layers or devices have no form for."""
+    remat, lay = config.train.remat, plan.layout
+    if not automatic(remat):
+        where = placed(model, c, lay)
+        words = words_of(remat, len(where.kinds) if where else c.layers, "slots in a part of the pipeline" if where else "layers")
+        if "offload" in words and lay.platform in UNOFFERED:
+            raise ValueError(f"remat 'offload' moves nothing on '{lay.platform}': {UNOFFERED[lay.platform]}. Use 'selective', or 'full'.")
+        return remat, []
+    from meshloom.plan.hardware import present
+    from meshloom.plan.remat import choose as best
+
+    cluster, limit, specs = present(), limit_of(remat), model.specs(c)
+    beside = shape(method(config), plan, specs)
+    trees = [*beside.kinds.values(), *([beside.state.ema] if config.train.ema else [])]
+    held = stored(lay, specs) + sum(stored(beside.layout, tree) for tree in trees)
+    x = shapes(model, c, lay, config.data.seq, config.batch.sequences, plan.micro, How("scan"), plan.dtype, plan.packed)
+    limit = int(cluster.hardware.memory * (1 - SPARE)) if limit is None else limit
+    found = best(model, x, "" if spelling == "one device" else spelling, cluster, limit, held)
+    return found.remat, [found.said]
+
+
+def runner(config: RunConfig, c: Any, platform: str, remat: str) -> str:
+    """How the layers run: as the recipe says, or what is best on a platform.  remat: what they keep."""
     if config.train.runner != "auto":
         return config.train.runner
     # a CPU's compiler merges an unrolled layer's recomputation with the first computation, so that remat would save nothing
-    return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO and config.train.remat == "none" else "scan"
+    return "unroll" if platform == "cpu" and c.layers <= UNROLL_UP_TO and one(remat) == "none" else "scan"
 
 
 def micro_batches(config: RunConfig, layout: Layout) -> int:

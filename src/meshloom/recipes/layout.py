@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from meshloom.core.remat import automatic, pieces
 from meshloom.parallel.table import build, default
 from meshloom.plan.cost import shapes
 from meshloom.plan.draw import Drawing, drawing
@@ -15,6 +16,11 @@ from meshloom.runner.run import How
 
 WIDE = 100
 """Columns where no terminal says how many it has."""
+
+
+def drawable(remat: str) -> str:
+    """One word to draw: of a pattern, which may be of another layout's parts, the first; `auto` has none before there is a device."""
+    return "none" if automatic(remat) else pieces(remat)[0].row
 
 
 def show(
@@ -42,7 +48,8 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     check_length(config, c)
     spelling = config.layout if layout is None else layout
     spelling = default(devices, c) if spelling == "auto" else spelling
-    seq, how, batch = config.data.seq, How(runner(config, c, platform), config.train.remat), config.batch
+    remat = drawable(config.train.remat)
+    seq, how, batch = config.data.seq, How(runner(config, c, platform, remat), remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
     x = shapes(model, c, lay, seq, batch.sequences, micro_batches(config, lay), how, dtype, packed)

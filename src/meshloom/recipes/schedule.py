@@ -114,11 +114,13 @@ def _named(stages: int, micro: int, name: str | None) -> tuple[list[Schedule], d
 
 def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple[list[Study], dict[str, str]]:
     """Schedules with the bytes of a recipe's model, and those that it has too few layers for."""
-    from meshloom.parallel.pipe import fits
-    from meshloom.parallel.table import build
+    from meshloom.core.layout import PIPE
+    from meshloom.parallel.pipe import fits, layers_of
+    from meshloom.parallel.table import build, parse
     from meshloom.plan.cost import shapes
     from meshloom.plan.flight import flight
     from meshloom.recipes.launch import DTYPES, check_length, model_of
+    from meshloom.recipes.layout import drawable
     from meshloom.runner.place import place
     from meshloom.runner.run import How
 
@@ -127,8 +129,10 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
     s = studies[0].table.schedule
     fits(c.layers, s.stages, s.chunks)
     spelling = " ".join(word for word in config.layout.split() if word != "auto" and not word.startswith("pipe"))
-    lay, how, data = build(spelling, c, config.data.seq), How("scan", config.train.remat), config.data
+    lay, how, data = build(spelling, c, config.data.seq), How("scan", drawable(config.train.remat)), config.data
     dtype, packed = DTYPES[config.train.precision], data.packing == "documents"
+    pipe = parse(config.layout).get(PIPE) if config.layout != "auto" else None
+    stated = layers_of(pipe.options) if pipe else ()
     said = config.name + (f" under {spelling} besides" if spelling else "")
     x = shapes(model, c, lay, data.seq, config.batch.sequences, s.micro, how, dtype, packed)
     found, left = [], {}
@@ -136,7 +140,7 @@ def _counted(studies: list[Study], config: Any, stash: bool, one: bool) -> tuple
         s = each.table.schedule
         try:
             fits(c.layers, s.stages, s.chunks)
-            layers = len(place(model.kinds(c), s.stages, s.chunks).kinds)
+            layers = len(place(model.kinds(c), s.stages, s.chunks, stated if len(stated) == s.stages * s.chunks else ()).kinds)
             found.append(each._replace(flight=flight(each.table, x, layers, said, stash)))
         except ValueError as error:
             if one:

@@ -13,11 +13,12 @@ from meshloom.core.batch import Batch
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.mesh import make_mesh
 from meshloom.core.order import arranged
+from meshloom.core.remat import automatic, resized
 from meshloom.core.spec import Spec, init, is_spec
 from meshloom.core.tree import Tree, map_named, named_leaves
 from meshloom.models.base import Model
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in, own
+from meshloom.parallel.pipe import chunks_in, layers_of, own
 from meshloom.parallel.table import build, parse
 from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
@@ -27,6 +28,7 @@ from meshloom.plan.verify import SEQ, Row, Stored, default_layouts, refused, shr
 from meshloom.recipes.launch import model_of
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
+from meshloom.runner.stage import placed
 from meshloom.train.config import ScheduleConfig
 from meshloom.train.gradient import make_gradient
 from meshloom.train.method import plain
@@ -73,6 +75,10 @@ class Outcome(NamedTuple):
     found: list
 
 
+BOTH_ENDS = "full 1, none 1"
+"""The pattern that stands for `auto`, which is solved at the recipe's own size."""
+
+
 def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> bool:
     """Whether every layout agrees with one device and with its formulas. Prints the tables. Refused layouts are shown and do not count."""
     if steps < 1:
@@ -106,7 +112,8 @@ def case(config: RunConfig) -> Case:
     runner = "scan" if config.train.runner == "auto" else config.train.runner
     micro = 1 if config.batch.micro_batches == "auto" else min(config.batch.micro_batches, 2)
     config = config.model_copy(update={"optimizer": plain(config.optimizer)})
-    return Case(model, full, shrink(model, full), config, How(runner, config.train.remat), micro, 8 * micro)
+    remat = BOTH_ENDS if automatic(config.train.remat) else config.train.remat
+    return Case(model, full, shrink(model, full), config, How(runner, remat), micro, 8 * micro)
 
 
 def about(x: Case) -> str:
@@ -130,22 +137,31 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
         except ValueError as why:
             yield refused(spelling, str(why))
             continue
+        here = as_stated(x, spelling)
         try:
-            layout = build(spelling, x.small, SEQ)
+            layout = build(spelling, here.small, SEQ)
         except ValueError as why:
             yield refused(spelling, f"The model admits it, its shrunken copy does not: {why}")
             continue
-        own = cut_for(x, layout)
-        if own.micro not in ones:  # what experts' losses see of a batch is a micro-batch
-            ones[own.micro] = run(own, "", steps)
+        own = cut_for(here, layout)
+        key = own.micro, own.small.layers  # what experts' losses see of a batch is a micro-batch
+        if key not in ones:
+            ones[key] = run(own, "", steps)
         got = run(own, spelling, steps)
-        formula = step_cost(spelling, shapes(x.model, x.small, layout, SEQ, own.sequences, own.micro, x.how, "float32", _packed(x)))
-        yield row(spelling, got, ones[own.micro], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+        how = how_in(own, layout)
+        formula = step_cost(spelling, shapes(x.model, own.small, layout, SEQ, own.sequences, own.micro, how, "float32", _packed(x)))
+        yield row(spelling, got, ones[key], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+
+
+def as_stated(x: Case, spelling: str) -> Case:
+    """The case with all of the model's layers where a layout says how many each stage has."""
+    pipe = parse(spelling).get(PIPE)
+    return x._replace(small=shrink(x.model, x.full, x.full.layers)) if pipe and layers_of(pipe.options) else x
 
 
 def big_enough(x: Case, layouts: tuple[str, ...]) -> Case:
     """The case with as many layers and rows as the layouts need, the same for all of them: of a pipeline two layers a part, which are a loop."""
-    rows, parts = [x.sequences], [2]
+    rows, parts = [x.sequences], [1]
     for spelling in layouts:
         try:
             layout = build(spelling, x.full, x.config.data.seq)
@@ -200,7 +216,13 @@ def drift(got: Outcome, one: Outcome, noise: float = 1e-6) -> float:
 def plan_of(x: Case, spelling: str) -> Plan:
     """The plan of one layout of the shrunken model."""
     layout = build(spelling, x.small, SEQ, jax.devices()[0].platform)
-    return Plan(make_mesh(layout), layout, x.how, x.micro, "float32", _packed(x))
+    return Plan(make_mesh(layout), layout, how_in(x, layout), x.micro, "float32", _packed(x))
+
+
+def how_in(x: Case, layout: Layout) -> How:
+    """How the layers of a case run under a layout: a pattern of remat keeps its shares over the layers that there are, in a pipeline over a part's."""
+    where = placed(x.model, x.small, layout)
+    return x.how._replace(remat=resized(x.how.remat, len(where.kinds) if where else x.small.layers))
 
 
 def _packed(x: Case) -> bool:

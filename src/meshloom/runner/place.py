@@ -5,6 +5,8 @@ left out (its output is its input, its gradient 0).
 """
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -46,11 +48,19 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def place(kinds: tuple[Kind, ...], stages: int, chunks: int) -> Place:
-    """Consecutive layers on stages x chunks parts, part chunk * stages + stage on that stage, with as few slots as a search finds."""
+def place(kinds: tuple[Kind, ...], stages: int, chunks: int, sizes: tuple[int, ...] = ()) -> Place:
+    """Consecutive layers on stages x chunks parts, part chunk * stages + stage on that stage, with as few slots as a search finds.
+    sizes: layers of each part, in the order of the model; (): those with which the slots are fewest."""
     parts = stages * chunks
-    slots = min((_shrunk(_pattern(kinds, size), kinds, parts) for size in range(-(-len(kinds) // parts), len(kinds) + 1)), key=len)
-    filled = _fill(slots, kinds, parts)
+    if sizes:
+        runs = [kinds[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes))]
+        rows = [functools.reduce(_merged, dict.fromkeys(runs), ()), *(_pattern(kinds, size) for size in set(sizes))]
+        slots = min((_shrunk(row, lambda slots: _stated(slots, runs)) for row in rows if _stated(row, runs)), key=len)
+        filled = _stated(slots, runs)
+    else:
+        tried = range(-(-len(kinds) // parts), len(kinds) + 1)
+        slots = min((_shrunk(_pattern(kinds, size), lambda slots: _fill(slots, kinds, parts)) for size in tried), key=len)
+        filled = _fill(slots, kinds, parts)
     assert filled is not None
     layers = np.array(filled).reshape(chunks, stages, len(slots)).swapaxes(0, 1)
     ranks = {}
@@ -84,13 +94,25 @@ def _merged(a: tuple[Kind, ...], b: tuple[Kind, ...]) -> tuple[Kind, ...]:
     return best[0][0]
 
 
-def _shrunk(slots: tuple[Kind, ...], kinds: tuple[Kind, ...], parts: int) -> tuple[Kind, ...]:
-    """The slots without those that can be spared."""
+def _shrunk(slots: tuple[Kind, ...], fill: Callable[[tuple[Kind, ...]], list | None]) -> tuple[Kind, ...]:
+    """The slots without those that can be spared.  fill: None where layers then find no slot."""
     for i in reversed(range(len(slots))):
         fewer = slots[:i] + slots[i + 1 :]
-        if fewer and _fill(fewer, kinds, parts) is not None:
-            return _shrunk(fewer, kinds, parts)
+        if fewer and fill(fewer) is not None:
+            return _shrunk(fewer, fill)
     return slots
+
+
+def _stated(slots: tuple[Kind, ...], runs: list[tuple[Kind, ...]]) -> list[list[int]] | None:
+    """As `_fill`, where it is given which layers each part has.  runs: the kinds of their layers."""
+    start, found = 0, []
+    for run in runs:
+        filled = _fill(slots, run, 1)
+        if filled is None:
+            return None
+        found.append([start + at if at >= 0 else -1 for at in filled[0]])
+        start += len(run)
+    return found
 
 
 def _fill(slots: tuple[Kind, ...], kinds: tuple[Kind, ...], parts: int) -> list[list[int]] | None:

@@ -1,17 +1,19 @@
-"""The one loop over layers. How it runs is a row of RUNNERS; what it keeps for the backward pass is a row of REMAT."""
+"""The one loop over layers. How it runs is a row of RUNNERS; what each layer keeps for the backward pass is a row of REMAT."""
 
 import dataclasses
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_policies
+from jax.ad_checkpoint import Offloadable, checkpoint_policies
 
 from meshloom.core.late import Late, waits
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers, live
+from meshloom.core.remat import GROUPED, ROWS, group_of, words_of
 from meshloom.core.spec import is_spec
 from meshloom.core.summa import PRODUCT
 from meshloom.core.tree import Tree
@@ -20,7 +22,7 @@ from meshloom.ops.ring import KEPT
 
 
 class How(NamedTuple):
-    """Choices about the loop. runner: a row of RUNNERS. remat: a row of REMAT."""
+    """Choices about the loop. runner: a row of RUNNERS. remat: a row of REMAT, or a pattern over the layers (core/remat.py)."""
 
     runner: str = "scan"
     remat: str = "none"
@@ -56,20 +58,58 @@ def _names(axes: Any) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-REMAT = {"none": _everything, "selective": _products, "full": lambda gathered: checkpoint_policies.nothing_saveable}
-"""What a layer keeps for the backward pass: everything but gathered weights; the results of matrix products; its input alone."""
+def _offloaded(gathered: frozenset[str]) -> Callable[..., Any]:
+    """Keeps what `_products` keeps, in the host's memory where that can be told apart from the device's (a sum over devices is kept on the device)."""
+    keeps, away = _products(gathered), Offloadable(src="device", dst="pinned_host")
+
+    def policy(prim: Any, *args: Any, **params: Any) -> Any:
+        kept = keeps(prim, *args, **params)
+        return away if kept and prim.name not in SUMS else kept
+
+    return policy
+
+
+REMAT = {"none": _everything, "selective": _products, GROUPED: lambda gathered: checkpoint_policies.nothing_saveable, "offload": _offloaded}
+"""What a layer keeps for the backward pass: everything but gathered weights; the results of matrix products; its input alone; those results, elsewhere."""
+assert REMAT.keys() == ROWS.keys()
+UNOFFERED = {"cpu": "a CPU's devices have no memory but the host's, and its compiler drops the request"}
+"""Platform -> why `offload` moves nothing there."""
 
 
 class Stack(NamedTuple):
-    """`repeat` times the layers of `unit`, starting at layer `start`."""
+    """`repeat` times the layers of `unit`, starting at layer `start`. remat: what each of them keeps, a row of REMAT; `full:2`: units of two layers
+    that keep the first one's input together."""
 
     start: int
     unit: tuple[Kind, ...]
     repeat: int
+    remat: str = "none"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the layers of a unit share one input."""
+        return group_of(self.remat) > 1
 
 
-def stacks(kinds: tuple[Kind, ...], longest: int = 8) -> list[Stack]:
-    """The layers as repeated units: one stack where a pattern of up to `longest` layers repeats throughout, else runs of equal layers."""
+def stacks(kinds: tuple[Kind, ...], remat: str = "none", longest: int = 8) -> list[Stack]:
+    """The layers as repeated units: one stack where they keep the same and a pattern of up to `longest` layers repeats throughout, else runs of equal
+    layers.  Raises ValueError for a pattern of remat that is not of so many layers."""
+    words, found, start = words_of(remat, len(kinds)), [], 0
+    for word, same in groupby(words):
+        end = start + len(list(same))
+        size = group_of(word)
+        if size > 1:
+            parts = [Stack(i, kinds[i : i + size], 1) for i in range(start, end, size)]
+            alike = all(part.unit == parts[0].unit for part in parts)
+            parts = [parts[0]._replace(repeat=len(parts))] if alike else parts
+        else:
+            parts = [part._replace(start=start + part.start) for part in _repeated(kinds[start:end], longest)]
+        found += [part._replace(remat=word) for part in parts]
+        start = end
+    return found
+
+
+def _repeated(kinds: tuple[Kind, ...], longest: int) -> list[Stack]:
     n = len(kinds)
     for size in range(1, min(longest, n) + 1):
         if n % size == 0 and kinds == kinds[:size] * (n // size):
@@ -98,10 +138,11 @@ def run(
 ) -> tuple[jax.Array, Tree, Tree]:
     """x through every layer.  x: (batch seq embed) -> same; the layers' caches, stacked as they came; and what the layers told that did, stacked.
     slots: of a pipeline's part (runner/place.py), whose layers run in place of all; ctx then says which these are."""
-    layer, kinds = _layer(model, c, lay, how), slots or model.kinds(c)
+    kinds = slots or model.kinds(c)
     ctx = ctx if slots else dataclasses.replace(ctx, layer=0, real=None)
     caches, told = [], []
-    for part in stacks(kinds):
+    for part in stacks(kinds, how.remat):
+        layer = _layer(model, c, lay, how.runner, "none" if part.grouped else part.remat)
         x, cache, said = RUNNERS[how.runner](layer, part, _cut(layers, part, kinds), x, ctx)
         caches.append(cache)
         told.append(said)
@@ -122,7 +163,7 @@ def _stacked(trees: list[Tree]) -> Tree:
     return jax.tree.map(lambda *a: jnp.stack(a), *there) if there else None
 
 
-def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
+def _layer(model: Model, c: Any, lay: Layout, runner: str, remat: str) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
     all_specs, gathered = model.specs(c).layers, gathers(lay)
 
@@ -139,8 +180,8 @@ def _layer(model: Model, c: Any, lay: Layout, how: How) -> Callable:
             x, ctx = model.block(c, lay, kind, w, x, ctx)
             return x, ctx.cache, ctx.told
 
-        if how.remat != "none" or gathered or how.runner == "scan":
-            apply = jax.checkpoint(apply, policy=REMAT[how.remat](gathered), prevent_cse=seen)
+        if remat != "none" or gathered or runner == "scan":
+            apply = jax.checkpoint(apply, policy=REMAT[remat](gathered), prevent_cse=seen)
         y, cache, told = apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
         if ctx.real is None:
             return y, cache, told
@@ -190,6 +231,8 @@ def _scan(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx) 
     def by_unit(tree: Tree, each: int) -> Tree:
         return tree if each == 1 else jax.tree.map(lambda a: a.reshape(part.repeat, each, *a.shape[1:]), tree)
 
+    if part.grouped:
+        unit = jax.checkpoint(unit, policy=checkpoint_policies.nothing_saveable, prevent_cse=False)
     w, whole = ({name: by_unit(tree, names.count(name)) for name, tree in weights.items()} for weights in layers[:2])
     units = Layers(w, whole, by_unit(layers.cache, n))
     x, ys = lax.scan(unit, x, (units, _numbers(ctx, part)))
@@ -221,12 +264,23 @@ def _unroll(layer: Callable, part: Stack, layers: Layers, x: jax.Array, ctx: Ctx
     w, whole = (_in_order(trees, names) for trees in layers[:2])
     cache = as_list(layers.cache, count)
     numbers = part.start if jnp.ndim(ctx.layer) == 0 else jax.tree.map(lambda a: a[part.start :], (ctx.layer, ctx.real))
-    caches, told = [], []
-    for i in range(count):
-        kind = part.unit[i % len(part.unit)]
-        x, new, said = layer(kind, None, Layers(w[i], whole[i], cache[i]), x, _numbered(ctx, numbers, i), True)
-        caches.append(new)
-        told.append(said)
+    caches, told, size = [], [], len(part.unit) if part.grouped else 1
+
+    def piece(x: jax.Array, mine: list[Layers], first: int) -> tuple[jax.Array, list[Tree], list[Tree]]:
+        """x through layers from `first` on, whose weights these are."""
+        news, saids = [], []
+        for i, weights in enumerate(mine, first):
+            x, new, said = layer(part.unit[i % len(part.unit)], None, weights, x, _numbered(ctx, numbers, i), True)
+            news.append(new)
+            saids.append(said)
+        return x, news, saids
+
+    for first in range(0, count, size):
+        mine = [Layers(w[i], whole[i], cache[i]) for i in range(first, first + size)]
+        run = jax.checkpoint(piece, policy=checkpoint_policies.nothing_saveable, static_argnums=2) if part.grouped else piece
+        x, news, saids = run(x, mine, first)
+        caches += news
+        told += saids
     return x, caches if isinstance(layers.cache, list) else jax.tree.map(lambda *a: jnp.stack(a), *caches), _stacked(told)
 
 

@@ -15,7 +15,7 @@ from meshloom.core.leaf import whole_rows
 from meshloom.core.tree import Tree
 from meshloom.core.vary import vary, varying
 from meshloom.models.base import Model, context
-from meshloom.parallel.pipe import chunks_in
+from meshloom.parallel.pipe import chunks_in, layers_in
 from meshloom.runner.gather import outer_weights, outside
 from meshloom.runner.place import Place, place, spread
 from meshloom.runner.run import How, Layers, run
@@ -42,7 +42,7 @@ def stage_of(model: Model, c: Any, lay: Layout, how: How) -> Stage | None:
 
 def placed(model: Model, c: Any, lay: Layout) -> Place | None:
     """Where a layout's pipeline has which layers; None for one without."""
-    return place(model.kinds(c), lay.stages, chunks_in(lay)) if lay.stages > 1 else None
+    return place(model.kinds(c), lay.stages, chunks_in(lay), layers_in(lay)) if lay.stages > 1 else None
 
 
 class Often(NamedTuple):

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshloom.core.config import Section
+from meshloom.core.remat import check
 from meshloom.parallel.base import divisors
 
 LAMB_FACTOR = ("coeff_beta", "factor_max", "factor_min", "factor_threshold")
@@ -192,8 +193,10 @@ class TrainConfig(Section):
     """Weight of mean(log Z ** 2), which keeps the softmax's normaliser near 1 (arXiv 2204.02311)."""
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Decay per step of the averaged weights kept beside the trained ones; 0 keeps none."""
-    remat: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again: nothing, the cheap parts, or each whole layer."""
+    remat: str = "none"
+    """What the backward pass computes again: nothing (`none`), the cheap parts (`selective`), each whole layer (`full`), or several of them from one input
+    (`full:4`); `offload` is selective with what is kept in the host's memory. One word, or a pattern over the layers in order, in a pipeline over a part's:
+    `full 20, none 12`. `auto` solves for it under the device's memory, `auto 40GB` under so much."""
     runner: Literal["auto", "scan", "unroll"] = "auto"
     """The loop over layers. auto unrolls on a CPU (faster) and scans elsewhere (compiles once per layer kind)."""
     freeze: tuple[str, ...] = ()
@@ -202,6 +205,11 @@ class TrainConfig(Section):
     """Skipped steps in a row (non-finite gradient norm) that the run bears; one more ends it with an error."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     """Dynamic loss scaling for fp16."""
+
+    @field_validator("remat")
+    @classmethod
+    def _readable(cls, remat: str) -> str:
+        return check(remat)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,0 +1,32 @@
+"""A step of a model with some of its layers alone: what the parts of a pattern of remat are counted by."""
+
+from dataclasses import replace
+
+from meshloom.core.remat import words_of
+from meshloom.core.spec import Spec, is_spec
+from meshloom.core.tree import map_named
+from meshloom.parallel.base import Shapes, in_stack
+
+
+def by_remat(x: Shapes) -> dict[str, Shapes]:
+    """What each part of a pattern of remat is of: word (core/remat.py) -> the same step with no other layers than those. The same step where one word
+    is for all."""
+    words = words_of(x.remat, x.layers // x.parts) * x.parts
+    found = dict.fromkeys(words)
+    if len(found) == 1:
+        return {word: x._replace(remat=word) for word in found}
+    return {word: restricted(x, tuple(w == word for w in words))._replace(remat=word) for word in found}
+
+
+def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
+    """The same step with nothing but some of its layers, as many in each part.  keep: of each in `run`, whether it stays."""
+    run = tuple(kind for kind, stays in zip(x.run, keep, strict=True) if stays)
+    straight = tuple(seen for seen, stays in zip(x.straight, keep) if stays)
+
+    def one(path: str, s: Spec) -> Spec | None:
+        if s.axes[0] != "layer":
+            return s
+        layers = sum(in_stack(path, kind.stack) for kind in run)
+        return replace(s, shape=(layers, *s.shape[1:]), used=(layers, *s.used[1:])) if layers else None
+
+    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight)

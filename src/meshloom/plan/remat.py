@@ -1,0 +1,116 @@
+"""What each layer of a model keeps under a layout, as a chain (plan/chain.py) of what plan/memory.py and plan/time.py say of it; and the best pattern."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from meshloom.core.remat import GROUPED, ROWS, group_of, spelled
+from meshloom.models.base import Model
+from meshloom.parallel.base import Shapes
+from meshloom.parallel.pipe import stashes, table_of
+from meshloom.plan.chain import Chain, Choice, peak, sized, solve
+from meshloom.plan.flight import flight
+from meshloom.plan.hardware import Cluster
+from meshloom.plan.memory import kept, residuals, working
+from meshloom.plan.time import step_time
+from meshloom.runner.run import UNOFFERED, stacks
+
+GROUPS = (2, 4)
+"""Layers that may share one input."""
+GRADIENTS = {"cpu": 1.0, "gpu": 0.5, "tpu": 0.5}
+"""Platform -> bytes of gradients that a layer's backward pass holds while it runs, as a part of what the layer computes."""
+READ_BACK = frozenset({"cpu"})
+"""Platforms whose compiler copies what a layer has saved out of the stack of all layers before it uses it."""
+
+
+class Refined(NamedTuple):
+    """remat: a pattern (core/remat.py). seconds: that it adds to a step in which nothing is computed again. peak: bytes of a device; limit: that it may
+    hold. alone: each word for all layers -> the same peak and seconds."""
+
+    remat: str
+    seconds: float
+    peak: int
+    limit: int
+    alone: Mapping[str, tuple[int, float]]
+
+    @property
+    def said(self) -> str:
+        """The choice and why, in a line."""
+        fits = sorted((seconds, word) for word, (peak, seconds) in self.alone.items() if peak <= self.limit)
+        others = ", ".join(f"{word} {sized(peak)} and {seconds:.3g} s" for word, (peak, seconds) in self.alone.items())
+        best = f"; the fastest single word that fits is {fits[0][1]}" if fits and fits[0][1] != self.remat else ""
+        return (
+            f"remat: {self.remat} (chosen: takes {sized(self.peak)} of {sized(self.limit)} and {self.seconds:.3g} s a step to compute again; "
+            f"for all layers {others}{best})"
+        )
+
+
+class Links(NamedTuple):
+    """A chain of a model. chain: of `size` layers a link. outside: bytes that a step
+    adds beside the layers' activations and the loss. end: those of the loss."""
+
+    chain: Chain
+    size: int
+    outside: int
+    end: int
+
+
+def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int, stored: int = 0) -> Refined:
+    """The pattern of remat that adds the fewest seconds to a step of those with which a device holds no more than `limit` bytes.
+    x: the shapes of the step, whatever its remat.  stored: bytes that it keeps between steps.  Allocates nothing; some tens of milliseconds.
+
+    Raises ValueError where none fits, with by how much."""
+    took = functools.cache(lambda remat: step_time(model, spelling, x._replace(remat=remat), cluster).total)
+    links = links_of(model, x, cluster, took)
+    besides = links.outside + stored
+    found = solve(links.chain, limit - besides, links.end, besides)
+    remat = spelled(tuple(word for word in found.words for _ in range(links.size)))
+    row = {choice.word: choice for choice in links.chain[0]}
+    count = len(links.chain)
+    alone = {word: (peak([row[word]] * count, links.end) + besides, row[word].seconds * count) for word in ROWS if word in row}
+    return Refined(remat, max(0.0, took(remat) - took("none")), found.peak + besides, limit, alone)
+
+
+def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], float]) -> Links:
+    """The chain of a model's layers, or of those of one part of a pipeline, which runs them all in each of its ticks.
+
+    Seconds of a word are the difference that it makes to the whole step where all layers have it, shared out evenly: collectives that come again
+    included, and what of them hides.  took: a pattern -> seconds of the step.
+    Bytes beside: what the layers compute, as far as it is not saved, and gradients on their way (GRADIENTS)."""
+    slots, platform = x.layers // x.parts, x.layout.platform
+    size = _unit(x)
+    table, stash, bare = table_of(x.layout, x.micro), stashes(x.layout), x._replace(remat="full")
+    flying = flight(table, bare, slots, model.name, stash) if table else None
+    held = working(model, bare, flying)
+    places = flying.rings["kept"].places if flying and stash else 1
+    base, everything = took("none"), kept(x._replace(remat="none"))
+    choices = []
+    for word in _words(x, cluster, size):
+        group = group_of(word)
+        span, whole = max(size, group), slots // group * group
+        remat = word if whole == slots else f"{word} {whole}, none {slots - whole}"
+        seconds = max(0.0, took(remat) - base) * span / whole
+        each = kept(x._replace(remat=word))
+        choices.append(Choice(word, span // size, places * span * each, seconds, beside(everything, group * each, group, platform)))
+    outside = sum(held.values()) - held["activations"] - held["loss"] - (places * residuals(bare) if stash else 0)
+    return Links((tuple(choices),) * (slots // size), size, outside, held["loss"])
+
+
+def _words(x: Shapes, cluster: Cluster, size: int) -> list[str]:
+    """What layers may keep on these devices, from the most on.  size: layers of a link."""
+    slots = x.layers // x.parts
+    offered = [row for row in ROWS if row != "offload" or (x.layout.platform not in UNOFFERED and cluster.hardware.host)]
+    return [*offered, *(f"{GROUPED}:{group}" for group in GROUPS if group % size == 0 and 2 * group <= slots)]
+
+
+def _unit(x: Shapes) -> int:
+    """Layers of a pattern that repeats throughout, which a loop takes together; 1 where there is none."""
+    found = stacks(x.run[: x.layers // x.parts])
+    return len(found[0].unit) if len(found) == 1 else 1
+
+
+def beside(everything: int, saved: int, group: int, platform: str) -> int:
+    """Bytes that the backward pass of a layer, or of a group that is computed again together, holds while it runs beside all that is saved.
+    everything: that a layer computes.  saved: of the whole group."""
+    again = group * everything - saved + (saved if platform in READ_BACK else 0)
+    return int(again + group * GRADIENTS[platform] * everything)
