@@ -38,7 +38,8 @@ def test_the_text_has_layout_memory_time_and_alternatives(found) -> None:
         "optimizer",
         "compute",
         "MFU",
-        "device-hour",
+        "device-hours",
+        "dollars at 2.5 each",
         "Next best",
         found.said,
     ):

@@ -77,16 +77,29 @@ def _memory(q: Question, one: Candidate) -> list[str]:
     return out + [f"             {kind:{wide}}  {size(n):>10}  {n / one.memory.total:4.0%}" for kind, n in rows]
 
 
+SMALL = 0.004
+"""Part of a step below which a line of it is told with all the others like it."""
+WORK = ("compute", "recompute", "memory", "optimizer", "bubble")
+"""Parts of a step that are no collective."""
+
+
 def _time(one: Candidate) -> list[str]:
-    """The step by what takes time: exposed, and what is hidden behind other work."""
+    """The step by what takes time: in all, then each part, exposed, and what is hidden behind other work."""
     total = one.time.total
-    rows = sorted((p for p in one.time.parts if p.seconds or p.hidden), key=lambda p: (-p.seconds, -p.hidden, p.what))
-    names = [f"{p.what}{f' ({p.why})' * bool(p.why)}" for p in rows]
-    wide = max(map(len, names))
-    out = [f"Step         {seconds(total)}"]
-    for name, p in zip(names, rows):
-        hidden = f"  and {seconds(p.hidden)} hidden" if p.hidden else ""
-        out.append(f"             {name:{wide}}  {seconds(p.seconds):>8}  {p.seconds / total:4.0%}{hidden}")
+    moved = [p for p in one.time.parts if p.what not in WORK]
+    sums = [f"{what} {seconds(one.time.of(what))}" for what in WORK if one.time.of(what)]
+    away, hidden = sum(p.seconds for p in moved), sum(p.hidden for p in moved)
+    sums += [f"waiting for what moves {seconds(away)}" + (f" ({seconds(hidden)} more hidden)" if hidden else "")] if moved else []
+    parts = sorted((p for p in one.time.parts if p.seconds or p.hidden), key=lambda p: (-p.seconds, -p.hidden, p.what))
+    told = [p for p in parts if max(p.seconds, p.hidden) >= SMALL * total]
+    rows = [(f"{p.what}{f' ({p.why})' * bool(p.why)}", p.seconds, p.hidden) for p in told]
+    rest = [p for p in parts if p not in told]
+    rows += [(f"{len(rest)} smaller parts", sum(p.seconds for p in rest), sum(p.hidden for p in rest))] if rest else []
+    wide = max(len(name) for name, _, _ in rows)
+    out = [f"Step         {seconds(total)}: {', '.join(sums)}"]
+    for name, shown, behind in rows:
+        more = f"  and {seconds(behind)} hidden" if behind else ""
+        out.append(f"             {name:{wide}}  {seconds(shown):>8}  {shown / total:4.0%}{more}")
     return out
 
 
@@ -95,7 +108,7 @@ def _speed(q: Question, one: Candidate, budget: Budget) -> list[str]:
     s = speed(q, one, budget)
     out = [f"Speed        MFU {s.mfu:.1%}, {s.tokens:,.0f} tokens/s, {number(s.day).strip()} tokens a day"]
     if s.days is not None:
-        cost = f", {s.dollars:,.0f} dollars at {budget.price:g} a device-hour" if s.dollars is not None else ""
+        cost = f", {s.dollars:,.0f} dollars at {budget.price:g} each" if s.dollars is not None else ""
         out.append(f"Budget       {budget.tokens:,} tokens: {s.days:,.1f} days, {s.hours:,.0f} device-hours{cost}")
     return out
 

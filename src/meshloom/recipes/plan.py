@@ -37,15 +37,13 @@ DAY = 86400.0
 
 
 class Wish(NamedTuple):
-    """What a person asks for. model: a known model, a recipe, or a Hugging Face folder. on: a cluster, None for the devices present. batch, tokens: as text.
-    price: dollars a device-hour. precision, remat, micro, layout: fixed where given (layout: some of its words)."""
+    """What a person asks for. model: a known model, a recipe, or a Hugging Face folder. on: a cluster, None for the devices present. batch: as text.
+    precision, remat, micro, layout: fixed where given (layout: some of its words)."""
 
     model: str
     on: str | None = None
     batch: str | None = None
     seq: int | None = None
-    tokens: str | None = None
-    price: float | None = None
     precision: str | None = None
     remat: str | None = None
     micro: int | None = None

@@ -86,11 +86,12 @@ def take(recipe: dict[str, Any], plan: Saved, sets: dict[str, Any], path: Path) 
 def check(config: RunConfig, model: dict[str, Any], plan: Saved, there: int, path: Path) -> list[str]:
     """Refuses a plan of another model or another number of devices; lines about what else differs.  model: of the run, as a recipe spells it.
     there: devices present."""
-    other = sorted(key for key in {**model, **plan.model} if model.get(key) != plan.model.get(key))
+    own = to_tree(plan)["model"]
+    other = sorted(key for key in {**model, **own} if model.get(key) != own.get(key))
     if other:
         key = other[0]
         raise ValueError(
-            f"{path} is a plan of another model: its {key} is {plan.model.get(key)!r}, and this recipe's {model.get(key)!r}"
+            f"{path} is a plan of another model: its {key} is {own.get(key)!r}, and this recipe's {model.get(key)!r}"
             f"{f' ({len(other)} settings differ)' * (len(other) > 1)}. Plan this one: meshloom plan RECIPE --on {plan.hardware} --save {path}"
         )
     if devices(config.layout) != there:
