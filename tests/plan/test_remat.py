@@ -11,7 +11,7 @@ from meshloom.parallel.table import build
 from meshloom.plan.chain import peak
 from meshloom.plan.cost import shapes
 from meshloom.plan.hardware import read
-from meshloom.plan.remat import beside, choose, links_of
+from meshloom.plan.remat import choose, links_of
 from meshloom.plan.time import step_time
 from meshloom.runner.run import How
 
@@ -86,10 +86,6 @@ def test_offload_is_offered_where_there_is_a_way_to_the_host() -> None:
     assert "offload" not in choose(model, x, spelling, without, 500 * GB).alone
     with pytest.raises(ValueError, match="h100 has no rate to its host's memory, so remat 'offload' has no time"):
         step_time(model, spelling, x._replace(remat="offload"), without)
-
-
-def test_beside() -> None:
-    assert beside(100, 10, 1, "gpu") == 90 + 50 and beside(100, 10, 4, "gpu") == 390 + 200
 
 
 def test_is_quick() -> None:

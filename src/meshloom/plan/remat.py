@@ -11,16 +11,13 @@ from meshloom.parallel.pipe import stashes, table_of
 from meshloom.plan.chain import Chain, Choice, peak, sized, solve
 from meshloom.plan.flight import flight
 from meshloom.plan.hardware import Cluster
-from meshloom.plan.memory import kept, residuals, working
+from meshloom.plan.layer import kept, working_of
+from meshloom.plan.memory import loss, residuals, working
 from meshloom.plan.time import step_time
 from meshloom.runner.run import UNOFFERED, stacks
 
 GROUPS = (2, 4)
 """Layers that may share one input."""
-GRADIENTS = {"cpu": 1.0, "gpu": 0.5, "tpu": 0.5}
-"""Platform -> bytes of gradients that a layer's backward pass holds while it runs, as a part of what the layer computes."""
-READ_BACK = frozenset({"cpu"})
-"""Platforms whose compiler copies what a layer has saved out of the stack of all layers before it uses it."""
 
 
 class Refined(NamedTuple):
@@ -76,24 +73,24 @@ def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], fl
 
     Seconds of a word are the difference that it makes to the whole step where all layers have it, shared out evenly: collectives that come again
     included, and what of them hides.  took: a pattern -> seconds of the step.
-    Bytes beside: what the layers compute, as far as it is not saved, and gradients on their way (GRADIENTS)."""
-    slots, platform = x.layers // x.parts, x.layout.platform
+    Bytes beside: what the backward pass of a layer works with (plan/layer.py)."""
+    slots = x.layers // x.parts
     size = _unit(x)
     table, stash, bare = table_of(x.layout, x.micro), stashes(x.layout), x._replace(remat="full")
     flying = flight(table, bare, slots, model.name, stash) if table else None
     held = working(model, bare, flying)
     places = flying.rings["kept"].places if flying and stash else 1
-    base, everything = took("none"), kept(x._replace(remat="none"))
+    base = took("none")
     choices = []
     for word in _words(x, cluster, size):
         group = group_of(word)
         span, whole = max(size, group), slots // group * group
         remat = word if whole == slots else f"{word} {whole}, none {slots - whole}"
         seconds = max(0.0, took(remat) - base) * span / whole
-        each = kept(x._replace(remat=word))
-        choices.append(Choice(word, span // size, places * span * each, seconds, beside(everything, group * each, group, platform)))
-    outside = sum(held.values()) - held["activations"] - held["loss"] - (places * residuals(bare) if stash else 0)
-    return Links((tuple(choices),) * (slots // size), size, outside, held["loss"])
+        one = x._replace(remat=word)
+        choices.append(Choice(word, span // size, places * span * kept(one), seconds, working_of(one)))
+    outside = sum(held.values()) - held["activations"] - held["loss"] - held["layer"] - (places * residuals(bare) if stash else 0)
+    return Links((tuple(choices),) * (slots // size), size, outside, loss(x))
 
 
 def _words(x: Shapes, cluster: Cluster, size: int) -> list[str]:
@@ -107,10 +104,3 @@ def _unit(x: Shapes) -> int:
     """Layers of a pattern that repeats throughout, which a loop takes together; 1 where there is none."""
     found = stacks(x.run[: x.layers // x.parts])
     return len(found[0].unit) if len(found) == 1 else 1
-
-
-def beside(everything: int, saved: int, group: int, platform: str) -> int:
-    """Bytes that the backward pass of a layer, or of a group that is computed again together, holds while it runs beside all that is saved.
-    everything: that a layer computes.  saved: of the whole group."""
-    again = group * everything - saved + (saved if platform in READ_BACK else 0)
-    return int(again + group * GRADIENTS[platform] * everything)
