@@ -7,6 +7,7 @@ from meshloom.auto.graph import Edge, Graph, Held, Node, follow, strategies
 from meshloom.auto.price import Rates, Spec, parts, reshard, specs
 from meshloom.auto.program import Literal, Program, Ref, Step, Value
 
+BARRIERS = {"barrier", "optimization_barrier"}
 LARGE = 2**20
 """Bytes of a sum from which on it has strategies of its own (a scattered sum among them); smaller ones follow and are added up everywhere."""
 ANYWHERE = {"iota", "random_bits", "rng_uniform", "rng_bit_generator", "random_seed", "random_wrap", "random_unwrap", "random_fold_in"}
@@ -117,7 +118,7 @@ class Grower:
                     self.end[self.base(ref)] = max(self.end.get(self.base(ref), 0), self.clock)
             if step.kind in LOOPS:
                 LOOPS[step.kind](self, step, times)
-            elif step.kind == "barrier":
+            elif step.kind in BARRIERS:
                 for old, new in zip(step.ins, step.outs):
                     self.alias(old, new)
             else:
@@ -125,8 +126,9 @@ class Grower:
 
     def alias(self, old: Ref, new: int) -> None:
         """Another name for a value."""
-        assert isinstance(old, int)
-        if old in self.views:
+        if not isinstance(old, int):
+            self.free.add(new)
+        elif old in self.views:
             self.views[new] = self.views[old]
         elif old in self.home:
             self.views[new] = (old, tuple(range(len(self.values[old].shape))))
