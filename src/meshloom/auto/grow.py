@@ -6,6 +6,7 @@ from meshloom.auto.choices import WHOLE, Letters, letters
 from meshloom.auto.graph import Edge, Graph, Held, Node, follow, strategies
 from meshloom.auto.price import Rates, Spec, parts, reshard, specs
 from meshloom.auto.program import Literal, Program, Ref, Step, Value
+from meshloom.auto.share import share
 
 BARRIERS = {"barrier", "optimization_barrier"}
 LARGE = 2**20
@@ -29,7 +30,9 @@ def grow(
             if j in ties and g.imposes(ref) and program.values[ref].shape:
                 into = g.home[ties[j]]
                 g.edge(into, ref, list(g.nodes[into].gives[ties[j]]), 1.0, ("out", j))
-    return Graph(g.nodes, g.edges, g.lives(set(program.block.ins), donated), g.clock, g.replicated)
+    held = g.lives(set(program.block.ins), donated)
+    edges, again = share(g.nodes, g.edges)
+    return Graph(g.nodes, edges, held, g.clock, g.replicated, again)
 
 
 class Grower:
@@ -105,7 +108,7 @@ class Grower:
             return
         node.depth = max(node.depth, self.nodes[source].depth)
         span = (self.clock if since is None else since, self.clock + 1)
-        self.edges.append(Edge(base, source, have, target, tuple(want), size, times, at, taken, span))
+        self.edges.append(Edge(base, ref, source, have, target, tuple(want), size, times, at, taken, span))
 
     # steps
 

@@ -256,7 +256,7 @@ def _make(fn: Callable, asked: Asked, leaves: list[Any], tree: Any, args: tuple)
     choice = [solved.choice[c] for c in groups]
     inputs, returned = _ends(program, graph, choice)
     plan = _told(program, graph, choice, solved, rates, (sizes, limit, dict(zip(named, inputs)), len(problem.seconds)))
-    return Made(plan, program, layouts(graph, choice), inputs, outs, returned, tuple(rates.sizes))
+    return Made(plan, program, layouts(graph, choice, rates.mesh), inputs, outs, returned, tuple(rates.sizes))
 
 
 def _allowed(program: Program, value: int, name: str, batch: bool, rates: Rates) -> list[Spec]:
