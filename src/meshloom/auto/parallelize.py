@@ -176,7 +176,7 @@ def _shape(x: Any) -> Any:
         return x
     if isinstance(x, (bool, int, float, complex)):
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(x), weak_type=True)
-    dtype = x.dtype if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(x.dtype)
+    dtype = x.dtype if jax.numpy.issubdtype(x.dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(x.dtype)
     return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=getattr(x, "weak_type", False))
 
 
