@@ -2,8 +2,9 @@
 
 python benchmarks/remat.py [--rounds 5] > benchmarks/remat.json
 
-One device, the whole train step, layers in a loop. Time is the processor's, over all cores, so that what else runs on the machine counts little. Limits are bytes that a step may add to what is stored, by the formulas; the compiler's
-bytes of the chosen pattern stand beside them. docs/remat.md shows the tables.
+One device, the whole train step, layers in a loop. Time is the processor's, over all cores, so that what else runs on the machine counts little.
+Limits are bytes that a step may add to what is stored, by the formulas; the compiler's bytes of the chosen pattern stand beside them. docs/remat.md
+shows the tables.
 """
 
 import argparse
