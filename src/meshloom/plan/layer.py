@@ -59,6 +59,10 @@ WORKING = {
     ("cpu", "selective"): Parts(0, 8.1, 4.1, 13.3, 1.2, 0, 1.7, 0, 0, 0, 0.3, 0, 9.4, 1.6),
     ("cpu", "offload"): Parts(0, 8.1, 4.1, 13.3, 1.2, 0, 1.7, 0, 0, 0, 0.3, 0, 9.4, 1.6),
     ("cpu", "none"): Parts(3.4, 2.8, 4.8, 9.7, 1.5, 0.4, 1.1, 0, 0, 0, 0.2, 0, 9.4, 1.6),
+    ("gpu", "full"): Parts(4, 0, 2, 2, 2, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "selective"): Parts(4, 0, 2, 2, 1, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "offload"): Parts(4, 0, 2, 2, 2, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "none"): Parts(4, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1, 0, 4, 1),
     ("tpu", "full"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
     ("tpu", "selective"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
     ("tpu", "offload"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
@@ -66,14 +70,14 @@ WORKING = {
 }
 """Copies at a time where the backward pass of a layer needs most, beside what it was kept, by platform and by what is kept. Fitted by
 `python benchmarks/plan_memory.py --fit` to the compiled programs of benchmarks/plan_memory.jsonl; those of experts (the last two) by hand to three programs
-of a CPU. They include what an allocator leaves between buffers."""
+of a CPU. They include what an allocator leaves between buffers. Those of GPUs are an estimate by hand, of no program."""
 
 
 def working_of(x: Shapes) -> int:
     """Bytes that the backward pass of one layer works with, beside what it was kept: what it computes again, gradients, a compiler's gaps.  x: of one
     word of remat; of a group all that the others of it compute again is there too."""
     row, found = row_of(x.remat), parts(x)
-    platform = x.layout.platform if (x.layout.platform, row) in WORKING else "tpu"
+    platform = x.layout.platform if (x.layout.platform, row) in WORKING else "gpu"
     return total(found, WORKING[platform, row]) + (group_of(x.remat) - 1) * kept(x._replace(remat="none"))
 
 

@@ -73,6 +73,8 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
         **acts,
         "layer": max(map(working_of, by_remat(x).values())),
     }
+    if x.flow and x.layers == x.parts:  # a part of one layer is no loop, which would stack its gradients beside the layer's own
+        found["layer"] = max(0, found["layer"] - stacked(x))
     updated = 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
     found["loss"] = max(0, loss(x) - found["layer"])
     found["update"] = max(0, 2 * updated - sum(found.values()) + found["batch"])
@@ -81,9 +83,9 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
 
 COMPUTES = {("cpu", "bfloat16"): "float32", ("cpu", "float16"): "float32"}
 """(platform, type of the arithmetic) -> the type that a compiler computes in, and keeps, where it has none of the other."""
-HEADS = {"cpu": (3, 3), "tpu": (1, 4)}
+HEADS = {"cpu": (3, 3), "gpu": (2, 2), "tpu": (1, 4)}
 """Copies of the head's gradient, fp32, at a time in the loss, by platform; where the head is whole between micro-batches, and where it is gathered. Fitted
-to three programs of a CPU, and to Llama 3 70B under zero3=512 on TPU v5p."""
+to three programs of a CPU, and to Llama 3 70B under zero3=512 on TPU v5p; of GPUs an estimate."""
 ON_CHIP = {"tpu": 128 << 20}
 """Bytes of memory on the chip itself (VMEM), by platform, which a compiler counts with a program's temporaries: taken from a program of one v5e chip, of
 whose temporaries they were what its arrays did not explain."""
@@ -114,10 +116,13 @@ def passing(x: Shapes) -> int:
 
 def gradients(x: Shapes) -> int:
     """Bytes of gradients where the last layer's backward pass runs: of all layers and of the head, and the sum over micro-batches, fp32."""
-    stacked = x.layers > x.parts  # a part of one layer is no loop, which would stack its gradients
-    one = sum(x.elements("grad", s) * x.width_of(s) for s in x.leaves.values() if _inside(s) and not s.frozen) if stacked else 0
     apart = x.micro == 1 or bool(gathers(x.layout))  # else it is added to the sum at once
-    return one + totals(x) + (head(x) if apart else 0)
+    return stacked(x) + totals(x) + (head(x) if apart else 0)
+
+
+def stacked(x: Shapes) -> int:
+    """Bytes of one micro-batch's gradients of the layers."""
+    return sum(x.elements("grad", s) * x.width_of(s) for s in x.leaves.values() if _inside(s) and not s.frozen)
 
 
 def totals(x: Shapes) -> int:
@@ -137,7 +142,7 @@ def loss(x: Shapes) -> int:
     tokens = x.rows * x.seq // lay.size(lay.inner)
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
-    copies = HEADS.get(lay.platform, HEADS["tpu"])[bool(gathers(lay))]
+    copies = HEADS.get(lay.platform, HEADS["gpu"])[bool(gathers(lay))]
     needs = -(-tokens // chunks) * rows * 4 + copies * rows * x.config.embed * 4 + 2 * tokens * x.config.embed * x.width
     return max(0, needs - (gradients(x) - totals(x)))
 
