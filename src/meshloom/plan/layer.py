@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     weights: float
     shards: float
     routed: float
-    experts: float
+    experts: float = 0
 
 
 KEPT = {
