@@ -119,6 +119,14 @@ def test_encoder_decoder(home: Path, tmp_path: Path) -> None:
     assert last < first - 1
 
 
+def test_parallelize_flax(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("flax.linen")
+    told = run(home, tmp_path, "parallelize_flax.py", "--steps", "5")
+    assert told.count("all together") == 2 and "mesh data=8 on h100:1x8" in told and "mesh rows=2 cols=4 on cpu" in told
+    loss, want, apart = numbers(r"^step +5: loss ([\d.]+), plain jit ([\d.]+); parameters differ by (\S+)$", told)
+    assert abs(loss - want) <= 1e-4 and apart < 1e-3
+
+
 def test_auto_stages(home: Path, tmp_path: Path) -> None:
     """On slow devices with slow links: several stages of unequal size."""
     link = "{rate: 2.0e+8, latency: 1.0e-5}"

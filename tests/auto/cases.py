@@ -109,3 +109,48 @@ def words(layers: int, batch: int, seq: int, embed: int, vocab: int, scan: bool 
     }
     p = {"table": f32(vocab, embed), "head": f32(embed, vocab), "layers": layer() if scan else [layer() for _ in range(layers)]}
     return p, jax.eval_shape(ADAM.init, p), jax.ShapeDtypeStruct((batch, seq), jnp.int32)
+
+
+def blocks(p, s, x):
+    """One step of Adam on residual MLPs, each computed again in the backward pass."""
+
+    def loss(p):
+        y = x
+        for q in p:
+            y = jax.checkpoint(lambda q, y: y + mlp(q, y))(q, y)
+        return jnp.mean(y * y)
+
+    value, grad = jax.value_and_grad(loss)(p)
+    change, s = ADAM.update(grad, s, p)
+    return optax.apply_updates(p, change), s, value
+
+
+def many(layers: int, batch: int, embed: int, hidden: int) -> tuple:
+    """The arguments of `blocks` as shapes."""
+    p = [sizes(batch, embed, hidden)[0] for _ in range(layers)]
+    return p, jax.eval_shape(ADAM.init, p), f32(batch, embed)
+
+
+def mixture(p, s, x):
+    """One step of Adam on a mixture of experts, a token to one expert, in groups of tokens (GShard's one-hot dispatch)."""
+
+    def loss(p):
+        experts, room = p["up"].shape[0], 2 * x.shape[1] // p["up"].shape[0]
+        gate = jax.nn.softmax(x @ p["gate"], -1)
+        first = jax.nn.one_hot(jnp.argmax(gate, -1), experts)
+        place = jax.nn.one_hot((jnp.cumsum(first, 1) * first - 1).astype(int), room)
+        sent = jnp.einsum("gse,gsec->gsec", first, place)
+        h = jax.nn.relu(jnp.einsum("egcd,edf->egcf", jnp.einsum("gsec,gsd->egcd", sent, x), p["up"]))
+        h = jnp.einsum("egcf,efd->egcd", h, p["down"])
+        y = x + jnp.einsum("gsec,egcd->gsd", sent * jnp.max(gate, -1)[..., None, None], h)
+        return jnp.mean(y * y)
+
+    value, grad = jax.value_and_grad(loss)(p)
+    change, s = ADAM.update(grad, s, p)
+    return optax.apply_updates(p, change), s, value
+
+
+def experts(groups: int, seq: int, embed: int, hidden: int, count: int) -> tuple:
+    """The arguments of `mixture` as shapes."""
+    p = {"gate": f32(embed, count), "up": f32(count, embed, hidden), "down": f32(count, hidden, embed)}
+    return p, jax.eval_shape(ADAM.init, p), f32(groups, seq, embed)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import meshloom as ml
-from auto.cases import ADAM, SLOW, arrays, f32, mlp, sizes, step, transformer, words
+from auto.cases import ADAM, SLOW, arrays, blocks, experts, f32, many, mixture, mlp, sizes, step, transformer, words
 from meshloom.auto.parallelize import carried, sizes_of
 from meshloom.plan.hlo import collectives, total
 
@@ -46,27 +46,49 @@ def test_a_wide_mlp_is_megatrons_and_moves_once(slow: str) -> None:
     assert found == {("all-reduce", ("x",)): (1, 4 * 64 * 256)} == made.plan.total
 
 
-def two_blocks(p, s, x):
-    """One step on two residual MLPs."""
-
-    def loss(p):
-        y = x
-        for q in p:
-            y = y + mlp(q, y)
-        return jnp.mean(y * y)
-
-    value, grad = jax.value_and_grad(loss)(p)
-    change, s = ADAM.update(grad, s, p)
-    return optax.apply_updates(p, change), s, value
-
-
 def test_residual_mlps_move_once_forward_and_once_backward(slow: str) -> None:
-    one, _, x = sizes(64, 256, 2048)
-    p = [one, one]
-    args = (p, jax.eval_shape(ADAM.init, p), x)
-    made = ml.parallelize(two_blocks, args, mesh="x=8", batch_argnums=2, on=slow)
+    args = many(2, 64, 256, 2048)
+    made = ml.parallelize(blocks, args, mesh="x=8", batch_argnums=2, on=slow)
     found = total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
     assert found == {("all-reduce", ("x",)): (3, 3 * 4 * 64 * 256)}  # two forward, and backward one: nothing asks for the gradient of x
+
+
+def test_where_memory_binds_parameters_are_gathered_for_use(slow: str) -> None:
+    """ZeRO: the optimizer's state is always split, for it saves work; parameters too as soon as they have to be, as many as have to be."""
+    args, whole = many(6, 4096, 64, 512), 12 * 4 * 64 * 512
+    gathers, split = [], []
+    for memory in (None, 4_300_000, 3_700_000):
+        made = ml.parallelize(blocks, args, mesh="x=8", batch_argnums=2, donate_argnums=(0, 1), memory=memory, on=slow)
+        inputs = made.plan.inputs
+        assert all("/x" in where for name, where in inputs.items() if name.startswith(("s.0.mu", "s.0.nu")))
+        assert all("0/x" in p for p in products(made)) and made.plan.memory <= (memory or 10**9)
+        assert made.plan.total["reduce-scatter", ("x",)] == (12, whole)
+        gathers.append(made.plan.total["all-gather", ("x",)][0])
+        split.append(sum("/x" in where for name, where in inputs.items() if name.startswith("p.")))
+    assert gathers[0] == 12 and split[0] <= 1  # after the update: ZeRO-1
+    assert split[0] < split[1] < split[2] == 12 and gathers[0] < gathers[1] < gathers[2]  # and where it is used: ZeRO-3
+    found = total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
+    assert found["all-gather", ("x",)][0] >= 2 * 12 - 1  # forward and backward
+
+
+def test_a_mixture_of_experts_sends_tokens_to_experts(slow: str) -> None:
+    made = ml.parallelize(mixture, experts(16, 64, 64, 512, 8), mesh="x=8", batch_argnums=2, on=slow)
+    assert made.plan.inputs["p.up"] == "f32[8/x, 64, 512]" and made.plan.inputs["p.down"] == "f32[8/x, 512, 64]"
+    wide = [l for l in made.plan.operations if "edf->egcf" in l.name or "efd->egcd" in l.name]
+    assert len(wide) == 5 and all("0/x x 0/x -> f32[8/x" in l.split for l in wide)  # split by expert; x needs no gradient
+    found = total(collectives(made.lower(*experts(16, 64, 64, 512, 8)).compile().as_text(), {"x": 8}))
+    assert found["all-to-all", ("x",)][0] >= 3 and made.plan.total["all-to-all", ("x",)][0] >= 3
+
+
+def test_where_both_bind_it_is_data_across_nodes_and_tensor_inside() -> None:
+    made = ml.parallelize(
+        blocks, many(4, 65536, 8192, 32768), mesh="x=2 y=4", batch_argnums=2, donate_argnums=(0, 1), memory="16GB", on="a100:2x4"
+    )  # fmt: skip
+    for i in range(4):
+        assert made.plan.inputs[f"p.{i}.up"] == "f32[8192, 32768/y]" and made.plan.inputs[f"p.{i}.down"] == "f32[32768/y, 8192]"
+    assert made.plan.inputs["x"] == "f32[65536/x, 8192]" and all("0/x" in p and "/y" in p for p in products(made))
+    kinds = {key: count for key, (count, _) in made.plan.total.items()}
+    assert kinds["all-reduce", ("y",)] == 7 and kinds["reduce-scatter", ("x",)] == kinds["all-gather", ("x",)] == 8
 
 
 # results

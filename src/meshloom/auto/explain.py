@@ -1,5 +1,6 @@
 """A choice of strategies in words: where each input lies, how each large operation is split, what moves, what lies in memory."""
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ SHORT = {
     "int8": "i8",
     "bool": "bool",
 }
+
+_NUMBER = re.compile(r"([._])\d+\b")
+"""A number in a path: layers.3.up, Dense_12."""
 
 
 class Line(NamedTuple):
@@ -59,7 +63,8 @@ class Plan(NamedTuple):
         return sum(size for _, size in self.total.values())
 
     def __str__(self) -> str:
-        return "\n".join([*self.head(), *_columns([("  " + k, v) for k, v in self.inputs.items()]), *self.lines(True), *self.foot()])
+        alike = [(f"  {_times(len(names))}{name}", where) for (name, where), names in _alike(self.inputs.items()).items()]
+        return "\n".join([*self.head(), *_columns(alike), *self.lines(True), *self.foot()])
 
     def explain(self) -> str:
         """All of it: every operation and every change of layout, not only those that multiply or move."""
@@ -76,7 +81,7 @@ class Plan(NamedTuple):
             chosen = [l for l in lines if not short or l.moves or l.name.startswith(("dot_general", "conv"))]
             shown = chosen[:40] if short else chosen
             rows += [(title, "", "")] if shown else []
-            rows += [(f"  {l.count:,} x {l.name}" if l.count > 1 else f"  {l.name}", l.split, self.moved(l.moves)) for l in shown]
+            rows += [(f"  {_times(l.count)}{l.name}", l.split, self.moved(l.moves)) for l in shown]
             rows += [(f"  and {len(chosen) - len(shown):,} more: print(step.explain())", "", "")] if len(chosen) > len(shown) else []
         return _columns(rows)
 
@@ -98,6 +103,18 @@ class Plan(NamedTuple):
             f"solved in {self.solved:.1f} s, {proven}",
             *self.notes,
         ]
+
+
+def _times(count: int) -> str:
+    return f"{count:,} x " if count > 1 else ""
+
+
+def _alike(rows: Iterable[tuple]) -> dict[tuple, list[str]]:
+    """Rows (a name, what is said of it) that differ in numbers of their names alone, together: a * stands for the numbers of several."""
+    found: dict[tuple, list[str]] = {}
+    for name, *rest in rows:
+        found.setdefault((_NUMBER.sub(r"\1*", name), *rest), []).append(name)
+    return {(name if len(set(names)) > 1 else names[0], *rest): names for (name, *rest), names in found.items()}
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
@@ -126,7 +143,16 @@ def lines_of(graph: Graph, choice: list[int], values: tuple[Value, ...], axes: t
         else:
             continue
         found[key] = found.get(key, 0) + round(node.times)
-    return tuple(Line(name, split, count, moves) for (name, split, moves), count in found.items())
+    return _lines(found)
+
+
+def _lines(found: dict[tuple, int]) -> tuple[Line, ...]:
+    """(name, split, moves) -> how often, as lines; layers alike together."""
+    together = _alike(found)
+    counts = {(_NUMBER.sub(r"\1*", name), *rest): 0 for name, *rest in found}
+    for (name, *rest), count in found.items():
+        counts[(_NUMBER.sub(r"\1*", name), *rest)] += count
+    return tuple(Line(name, split, counts[_NUMBER.sub(r"\1*", name), split, moves], moves) for name, split, moves in together)
 
 
 def _split(spec: Spec, axes: tuple[str, ...]) -> str:
@@ -147,7 +173,7 @@ def changes_of(
             name = graph.nodes[e.source].name if graph.nodes[e.source].kind == "input" else graph.nodes[e.source].kind
             key = (f"{name} for {graph.nodes[e.target].name}", f"{shaped(value, have, axes)} -> {shaped(value, want, axes)}", moves)
             found[key] = found.get(key, 0) + round(e.times)
-    return tuple(Line(name, split, count, moves) for (name, split, moves), count in found.items())
+    return _lines(found)
 
 
 def summed(lines: Iterable[Line], axes: tuple[str, ...]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshloom.auto.graph import Graph
-from meshloom.auto.price import Rates, parts, reshard
+from meshloom.auto.price import Rates, Spec, parts, reshard
 
 
 class Link(NamedTuple):
@@ -79,13 +79,17 @@ def pose(graph: Graph, classes: list[int], rates: Rates) -> tuple[Problem, Times
     links: list[Link] = []
     known: dict[tuple, int] = {}
     copies: list[tuple[int, int, int]] = []
+    tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
     for e in graph.edges:
         key = (classes[e.source], classes[e.target], e.have, e.want, e.bytes)
+        shape = (tuple(dict.fromkeys(e.have)), tuple(dict.fromkeys(e.want)), e.bytes)
+        if shape not in tables:
+            tables[shape] = _table(*shape, rates)
         if key not in known:
             known[key] = len(links)
-            links.append(_link(*key, rates))
+            links.append(_link(*key[:4], tables[shape][1]))
         at = known[key]
-        links[at].seconds[...] += _matrix(e.have, e.want, e.bytes, rates)[0] * e.times
+        links[at].seconds[...] += tables[shape][0] * e.times
         if links[at].bytes.any():
             copies.append((at, *e.span))
     mesh = rates.mesh
@@ -99,18 +103,14 @@ def pose(graph: Graph, classes: list[int], rates: Rates) -> tuple[Problem, Times
     return Problem(seconds, links, []), Times(graph.clock, held, copies)
 
 
-def _link(first: int, second: int, have: tuple, want: tuple, size: int, rates: Rates) -> Link:
-    """A link without its seconds."""
-    rows, columns = list(dict.fromkeys(have)), list(dict.fromkeys(want))
-    copied = _matrix(have, want, size, rates)[1]
-    return Link(
-        first, second, np.array([rows.index(s) for s in have]), np.array([columns.index(s) for s in want]), np.zeros(copied.shape), copied
-    )  # fmt: skip
+def _link(first: int, second: int, have: tuple, want: tuple, copied: np.ndarray) -> Link:
+    """A link without its seconds.  copied: bytes of the copy for each layout that there is and each that is wanted."""
+    rows, columns = ({s: i for i, s in enumerate(dict.fromkeys(specs))} for specs in (have, want))
+    return Link(first, second, np.array([rows[s] for s in have]), np.array([columns[s] for s in want]), np.zeros(copied.shape), copied)
 
 
-def _matrix(have: tuple, want: tuple, size: int, rates: Rates) -> tuple[np.ndarray, np.ndarray]:
+def _table(rows: tuple[Spec, ...], columns: tuple[Spec, ...], size: int, rates: Rates) -> tuple[np.ndarray, np.ndarray]:
     """Seconds, and bytes of the copy, for each layout that there is and each that is wanted."""
-    rows, columns = tuple(dict.fromkeys(have)), tuple(dict.fromkeys(want))
     seconds, copied = np.zeros((len(rows), len(columns))), np.zeros((len(rows), len(columns)))
     for (i, h), (j, w) in itertools.product(enumerate(rows), enumerate(columns)):
         moves = reshard(h, w, size, rates.mesh)

@@ -15,6 +15,9 @@ SEGMENTS = 6
 SLACK = 1e-6
 """Part of the limit by which rounding may pass it."""
 
+EVEN = 1e-5
+"""What a strategy costs more than the one before it where all least costs together are 1000, so that equal choices fall the same way everywhere."""
+
 
 class Solved(NamedTuple):
     """choice: a strategy for every class.  seconds: its cost.  gap: how far, at most, the best choice may lie below, as a part of the cost; 0 if it was
@@ -142,7 +145,10 @@ def solve(problem: Problem, limit: float | None, seconds: float, gap: float) -> 
             costs[columns.first[l.first] : columns.first[l.first + 1]] += l.seconds[l.rows, l.columns]
     scale = 1e3 / max(sum(float(s.min()) for s in problem.seconds), 1e-12)
     n = columns.count + (limit is None)
-    costs, unit = np.concatenate([costs * scale, np.zeros(n - columns.count)]), limit or max(map(_largest, problem.rows), default=1.0)
+    costs *= scale
+    for a, b in itertools.pairwise(columns.first):
+        costs[a:b] += EVEN * np.arange(b - a)
+    costs, unit = np.concatenate([costs, np.zeros(n - columns.count)]), limit or max(map(_largest, problem.rows), default=1.0)
     if limit is None:
         costs *= 1e-6
         costs[-1] = 1.0

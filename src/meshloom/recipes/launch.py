@@ -29,8 +29,10 @@ from meshloom.parallel.pipe import chunks_in, own, skips, table_of
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.cost import shapes
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
+from meshloom.plan.hardware import at_hand
 from meshloom.plan.memory import stored
 from meshloom.plan.plan import Plan
+from meshloom.recipes import foretold
 from meshloom.recipes.load import RESOLVED
 from meshloom.recipes.run import Folder, RunConfig
 from meshloom.runner.run import UNOFFERED, How
@@ -178,7 +180,8 @@ def _check_batch(sequences: int, micro: int, shards: int) -> None:
 
 def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
     """The plan as lines for people, in full; allocates nothing."""
-    return [*chosen.said, *lines(explained(config, chosen))]
+    there = at_hand()
+    return [*chosen.said, *lines(explained(config, chosen)), *([foretold.line(config, chosen, there)] if there else [])]
 
 
 def method(config: RunConfig) -> Method:
