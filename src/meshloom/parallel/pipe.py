@@ -257,7 +257,7 @@ def _ticks(same: Same) -> Ticks:
     return Ticks(*found)
 
 
-def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
+def flow(lay: Layout, micro: int, parts: int, seen: bool, heavy: tuple = ()) -> Flow:
     """What a pipeline makes of a step.  Embedding and head gather their weights once a micro-batch each; ticks that are no turn of a loop are one piece
     of straight code, of which a CPU's compiler gathers once."""
     table = table_of(lay, micro)
@@ -271,6 +271,7 @@ def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
         table.schedule.splits,
         (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))),
         ticks(table),
+        heavy if skips(lay) else (),
     )
 
 
