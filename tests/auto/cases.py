@@ -1,5 +1,8 @@
 """Programs, machines and shapes that the tests of `auto` share."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -8,7 +11,7 @@ from meshloom.auto.price import Rates
 
 SLOW = """
 name: slow
-platform: cpu
+platform: gpu
 memory: 4e9
 bandwidth: 1e11
 flops: {float32: 1e10}
@@ -23,10 +26,16 @@ shape: 1x64
 ADAM = optax.adam(1e-2)
 
 
-def rates(**sizes: int) -> Rates:
-    """Links of 1 GB/s and 1 us, 10 GFLOP/s, 100 GB/s of memory."""
-    n = len(sizes)
-    return Rates(sizes, {"float32": 1e10}, 1e11, (1e9,) * n, (1e-6,) * n, 0.0, 10**9, "test")
+def rates(latency: float = 1e-6, **sizes: int) -> Rates:
+    """Rings of 1 GB/s (Thakur, Rabenseifner, Gropp 2005), 10 GFLOP/s, 100 GB/s of memory.  latency: of a step, seconds."""
+    ways = {}
+    for n in range(1, len(sizes) + 1):
+        for axes in itertools.combinations(range(len(sizes)), n):
+            devices = math.prod(list(sizes.values())[a] for a in axes)
+            once = ((devices - 1) * latency, (devices - 1) / devices / 1e9)
+            ways |= {(kind, axes): once for kind in ("all-gather", "reduce-scatter", "all-to-all")}
+            ways |= {("all-reduce", axes): (2 * once[0], 2 * once[1]), ("collective-permute", axes): (latency, 1e-9)}
+    return Rates(sizes, {"float32": 1e10}, 1e11, ways, 10**9, "test")
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -154,3 +163,13 @@ def experts(groups: int, seq: int, embed: int, hidden: int, count: int) -> tuple
     """The arguments of `mixture` as shapes."""
     p = {"gate": f32(embed, count), "up": f32(count, embed, hidden), "down": f32(count, hidden, embed)}
     return p, jax.eval_shape(ADAM.init, p), f32(groups, seq, embed)
+
+
+def on_a_cpu(moves: dict) -> dict:
+    """What a CPU's compiler makes of planned moves: it writes a reduce-scatter as an all-reduce and a slice, so bytes and counts are the same."""
+    found: dict = {}
+    for (kind, axes), (count, size) in moves.items():
+        key = ("all-reduce" if kind == "reduce-scatter" else kind, axes)
+        old = found.get(key, (0, 0))
+        found[key] = (old[0] + count, old[1] + size)
+    return found

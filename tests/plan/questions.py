@@ -18,7 +18,9 @@ FAMILIES = {
     "neox": {**SIZES, "kv_heads": 4, "tied": False},
     "moe": {**SIZES, "experts": 4, "top": 2, "expert_ffn": 48, "moe_layers": (False, True, True, True)},
 }
-GPU = Hardware("g", "gpu", 2**60, 1e11, {"bfloat16": 1e12, "float32": 2e11}, 0.7, 4, Link(3e9, 2e-6), Link(4e8, 1e-5), 0, (), start=3e-6)
+GPU = Hardware(
+    "g", "gpu", 2**60, 1e11, {"bfloat16": 1e12, "float32": 2e11}, 0.7, 4, Link(3e9, 2e-6), Link(4e8, 1e-5), 0, (), start=3e-6, host=2e9
+)
 TPU = Hardware("t", "tpu", 2**60, 1e11, {"bfloat16": 1e12}, 0.8, 1, Link(1e9, 1e-6), Link(2e8, 1e-5), 3, (), wrap=4)
 CPU = Hardware(
     "c", "cpu", 2**60, 2e10, {"float32": 1e11, "bfloat16": 2e10}, 1.0, 64, Link(1e10, 5e-5), Link(1e10, 5e-5), 0, (), shared=True, op=2e-6
@@ -43,7 +45,9 @@ def anything(pick: random.Random) -> Question:
     names = pick.sample([name for name in STRATEGIES if name != "sequence"], pick.choice((2, 3, 4)))
     names += ["sequence"] * ("tensor" in names)
     schedules = tuple(pick.sample(("gpipe", "1f1b", "interleaved2", "zb"), 2))
-    remats = tuple(r for r in ("none", "selective", "full") if r in pick.sample(("none", "selective", "full"), 2))
+    remats = tuple(r for r in ("none", "selective", "full") if r in pick.sample(("none", "selective", "full"), 2)) + ("offload",) * (
+        pick.random() < 0.3
+    )
     allowed = Allowed(remats, schedules, tuple(names), stash=pick.choice(((False,), (True,), (False, True))))
     devices = pick.choice((2, 4, 6, 8))
     q = question(

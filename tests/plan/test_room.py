@@ -22,6 +22,6 @@ def test_room_is_near_what_a_step_needs_and_never_above(family: str, remat: str)
     s = bounds.splits(p, {axis: np.array([n]) for axis, n in mesh.items()})
     run = Run(np.array([2.0]), 1.0, SOME[remat], FULL[remat], 0.0, 0.0, 1)
     least = room(s, run, bounds.toil.beside)[0]
-    assert 0.4 * one.memory.total <= least <= one.memory.total
-    none, some, full = (n[0] for n in kept(s, run))
-    assert none > some > full > 0 and activations(s, run)[0] <= one.memory.kinds["activations"]
+    assert 0.1 * one.memory.total <= least <= one.memory.total
+    by = {row: n[0] for row, n in kept(s, run).items()}
+    assert by["none"] > by["selective"] > by["full"] == by["offload"] > 0 and activations(s, run)[0] <= one.memory.kinds["activations"]

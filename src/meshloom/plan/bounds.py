@@ -13,12 +13,13 @@ import numpy as np
 
 from meshloom.core.spec import is_spec
 from meshloom.core.tree import named_leaves
-from meshloom.plan.room import room
+from meshloom.plan.room import parked, room
 from meshloom.plan.space import Pattern, chunks_of, divisors, schedules
 from meshloom.plan.splits import Splits, own
 from meshloom.plan.time import HIDES
 from meshloom.plan.toil import Toil
 from meshloom.plan.ways import moved
+from meshloom.runner.run import UNOFFERED
 
 Array = np.ndarray
 
@@ -45,7 +46,7 @@ class Run(NamedTuple):
     """How a step runs, as bounds read it: arrays, or one for all. micro: micro-batches. fill: what the bubble multiplies a pass by, at least. some, full:
     1 where there is a remat, where it is `full`. again: 1 where a pipeline's backward runs the forward first. late: 1 where gradients of matrices may be
     put off. chunks: parts of the layers on a stage. places: inputs (or what they leave) that a
-    stage keeps at a time, at least."""
+    stage keeps at a time, at least. parked: 1 where results of products wait in the host's memory."""
 
     micro: Array
     fill: Array
@@ -55,9 +56,13 @@ class Run(NamedTuple):
     late: Any
     chunks: Any
     places: Any = 1.0
+    parked: Any = 0.0
 
 
-SOME, FULL = {"none": 0.0, "selective": 1.0, "full": 1.0}, {"none": 0.0, "selective": 0.0, "full": 1.0}
+SOME, FULL = {"none": 0.0, "selective": 1.0, "full": 1.0, "offload": 1.0}, {"none": 0.0, "selective": 0.0, "full": 1.0, "offload": 0.0}
+"""What a row of remat is for bounds; under a pattern of several nothing is computed again at least."""
+KEEPS = {"none": 0.0, "selective": 0.0, "full": 1.0, "offload": 1.0}
+"""Whether a layer keeps its input alone on the device; under a pattern it may."""
 
 
 class Bounds:
@@ -67,7 +72,11 @@ class Bounds:
         leaves = named_leaves(q.model.specs(q.config), is_spec)
         self.q, self.toil = q, Toil(q, leaves)
         self.leaves = [leaf for leaf in leaves.values() if len(own(leaf)) > 1]
-        self.remats = [remat for remat in ("none", "selective", "full") if remat in q.allowed.remats]
+        h = q.cluster.hardware
+        parks = h.host and h.platform not in UNOFFERED
+        self.remats = [remat for remat in q.allowed.remats if remat != "offload" or parks]
+        self.least = min(((SOME.get(remat, 0.0), FULL.get(remat, 0.0)) for remat in self.remats), default=(0.0, 0.0))
+        self.lean = max(((SOME.get(remat, 1.0), KEEPS.get(remat, 1.0)) for remat in self.remats), default=(0.0, 0.0))
         self.hides = HIDES[q.cluster.hardware.platform]
         self.options: dict[tuple[bool, int], list[tuple[str, ...]]] = {}
 
@@ -81,14 +90,12 @@ class Bounds:
         rows = (self.q.sequences // s.batch_all).astype(int)
         most, chunks = self._most(rows), self._chunks(p, stages)
         fill = 1 + (stages - 1) / (most * chunks)
-        remat, stash = self.remats[0], True in self.q.allowed.stash
+        stash = True in self.q.allowed.stash
         fewest = np.ones(len(stages)) if self.q.allowed.micro is None else np.full(len(stages), float(self.q.allowed.micro))
-        run = Run(fewest, fill, SOME[remat], FULL[remat], float("pipe" in p.words and not stash), float("pipe" in p.words), 1)
-        lean = Run(
-            most.astype(float), fill, SOME[self.remats[-1]], FULL[self.remats[-1]], run.again, 0.0, chunks, places("1f1b", stages, most, 1)
-        )
-        ways = [lean] if "pipe" not in p.words else [lean, lean._replace(again=1.0), lean._replace(some=0.0, full=0.0, again=1.0)]
-        memory = np.min([self.memory(s, way) for way in ways], axis=0)
+        run = Run(fewest, fill, *self.least, float("pipe" in p.words and not stash), float("pipe" in p.words), 1)
+        lean = Run(most.astype(float), fill, *self.lean, run.again, 0.0, chunks, places("1f1b", stages, most, 1))
+        whole = lean._replace(micro=fewest, places=1.0)  # one micro-batch has no sum of gradients
+        memory = np.minimum(self.memory(s, lean), self.memory(s, whole))
         pairs = np.stack([rows, stages])
         kinds, where = np.unique(pairs, axis=1, return_inverse=True)
         counts = np.array([self._count(p, int(n), int(stage)) for n, stage in kinds.T])
@@ -113,14 +120,16 @@ class Bounds:
         run = Run(
             micro,
             1 + (stages - 1) / (micro * chunks),
-            column(lambda o, m, r: SOME[r]),
-            column(lambda o, m, r: FULL[r]),
+            column(lambda o, m, r: SOME.get(r, 0.0)),
+            column(lambda o, m, r: FULL.get(r, 0.0)),
             column(lambda o, m, r: bool(o) and "stash" not in o),
             column(lambda o, m, r: "zb" in o),
             chunks,
             column(lambda o, m, r: places(o[0] if o else "", stages, m, chunks_of(o))),
+            column(lambda o, m, r: r == "offload"),
         )
-        time, memory = self.time(s, run) + 0 * micro, self.memory(s, run) + 0 * micro
+        lean = run._replace(some=column(lambda o, m, r: SOME.get(r, 1.0)), full=column(lambda o, m, r: KEEPS.get(r, 1.0)))
+        time, memory = self.time(s, run) + 0 * micro, self.memory(s, lean) + 0 * micro
         return [Choice(float(t), float(b), *row) for t, b, row in zip(time, memory, rows)]
 
     def time(self, s: Splits, run: Run) -> Array:
@@ -128,8 +137,10 @@ class Bounds:
         work, away = self.toil.work(s, run), moved(s, run)
         passes = [(work.forward, away.forward), (work.backward, away.backward)]
         if self.hides:
-            share = 1 / np.maximum(1, self.q.config.layers * 1.0)  # of what hides, one layer's part at least does not
-            beside = sum(np.maximum(busy + share * gone, gone) for busy, gone in passes)
+            share = 1 / self.q.config.layers  # of what hides, one layer's part at least does not
+            park = parked(s, run)
+            both = [(busy, gone, park) for busy, gone in passes]
+            beside = sum(np.maximum(_shown(b, gone, share) + share * p, _shown(b, p, share) + share * gone) for b, gone, p in both)
         else:
             beside = sum(busy + gone for busy, gone in passes)
         return beside + work.rest + away.waits
@@ -161,6 +172,11 @@ class Bounds:
         """The most parts of a stage that any schedule has."""
         most = {n: max((chunks_of(options) for options in self._options(p, int(n))), default=1) for n in np.unique(stages)}
         return np.array([most[n] for n in stages])
+
+
+def _shown(busy: Array, gone: Array, share: float) -> Array:
+    """A pass's work with what hides behind it."""
+    return np.maximum(busy + share * gone, gone)
 
 
 def places(schedule: str, stages: Any, micro: Any, chunks: Any) -> Any:

@@ -127,8 +127,9 @@ class Toil:
         """The head and the embedding, once a micro-batch; the update."""
         c = self.q.config
         rows = c.vocab_padded / (s.wide * s.stages)
-        logits = s.tokens * rows
-        head = self.longer(6 * logits * c.embed, 3 * (s.tokens + run.micro * rows) * c.embed * s.width + 24 * logits)
+        scored = s.tokens / s.over("cube_embed")
+        logits = scored * rows
+        head = self.longer(6 * logits * c.embed, 3 * (scored + run.micro * rows) * c.embed * s.width + 24 * logits)
         table = (s.tokens * c.embed * (3 * s.width + 12) + 4 * run.micro * rows * c.embed) / self.stream
         trained = [leaf for leaf in s.leaves if not leaf.frozen]
         sums = sum(s.elements("grad", leaf) * (8 + s.width) for leaf in trained) * np.where(run.micro > 1, run.micro, 0) / self.stream

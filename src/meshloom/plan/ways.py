@@ -147,7 +147,7 @@ def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
     s, forward, backward, once = w.s, w.s.ones * 0, w.s.ones * 0, w.s.ones * 0
     inner = ("zero3", "cube_rows") if s.streams else ("zero3", "rows", "cube_rows")
     again = 0.0 if s.q.cluster.hardware.platform == "cpu" else run.some if "cols" in s.sizes else 1.0
-    for leaf in s.leaves:
+    for leaf in (leaf for leaf in s.leaves if "embed" in leaf.axes):  # nothing gathers the others
         inside = leaf.axes[0] == "layer"
         times = run.micro * (run.fill if inside else 1)
         many = times * (leaf.shape[0] / s.stages if inside else 1)
@@ -163,7 +163,9 @@ def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
         backward = backward + w.gathered(live * out, out * (leaf.shape[0] / s.stages if inside else 1), "zero2", *inner)
         once = once + w.gathered(s.elements("grad", leaf) * 4, 1, "zero1")
         tokens = ("data", "depth", "context", "ulysses", *(() if "expert" in leaf.axes else ("expert",)))
-        once = once + w.summed(s.elements("rest", leaf) * 4, 1, *tokens)
+        # key heads that every device has whole are summed over more devices, by ways that may be faster
+        there = np.where(s.keys == s.wide, 1, 0) if "kv_heads" in leaf.axes else 1
+        once = once + there * w.summed(s.elements("rest", leaf) * 4, 1, *tokens)
     return forward, backward, once
 
 
