@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers
+from meshloom.core.remat import words_of
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
@@ -71,7 +72,7 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
         "weights": step,
         "gradients": gradients(x),
         **acts,
-        "layer": max(map(working_of, by_remat(x).values())),
+        "layer": beside(x),
     }
     if x.flow and x.layers == x.parts:  # a part of one layer is no loop, which would stack its gradients beside the layer's own
         found["layer"] = max(0, found["layer"] - stacked(x))
@@ -150,6 +151,17 @@ def loss(x: Shapes) -> int:
 def residuals(x: Shapes) -> int:
     """Bytes of activations that all layers, or those of one part of a pipeline, keep on the device for the backward pass."""
     return sum(part.layers // part.parts * kept(part) for part in by_remat(x).values())
+
+
+def beside(x: Shapes) -> int:
+    """Bytes that the backward pass of a layer works with where most is held, beyond what all layers keep: of a pattern of remat, what layers behind this
+    one kept is gone by then."""
+    parts = {word: (kept(part), working_of(part)) for word, part in by_remat(x).items()}
+    held, most = 0, 0
+    for word in words_of(x.remat, x.layers // x.parts):
+        held += parts[word][0]
+        most = max(most, held + parts[word][1])
+    return max(0, most - held)
 
 
 def _inside(s: Spec) -> bool:
