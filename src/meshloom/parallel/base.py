@@ -81,13 +81,15 @@ class Ticks(NamedTuple):
 class Flow(NamedTuple):
     """What a pipeline makes of a step. parts: so many its layers are cut into, each computed at once. seen: whether a compiler sees that nobody reads the
     last output of a part that is computed for its backward pass alone. late: whether gradients of matrices are work of their own. gathers: how often
-    a step gathers weights outside the layers: those of the embedding, of the head, and of both. ticks: of its table."""
+    a step gathers weights outside the layers: those of the embedding, of the head, and of both. ticks: of its table. heavy: kinds of the layers of the
+    fullest part, where slots that no layer fills are left out, so that a tick takes as long as these; (): it takes all slots."""
 
     parts: int
     seen: bool
     late: bool
     gathers: tuple[int, int, int]
     ticks: Ticks
+    heavy: tuple[Any, ...] = ()
 
 
 class Shapes(NamedTuple):

@@ -25,7 +25,7 @@ from meshloom.models.base import Model
 from meshloom.models.freeze import frozen, frozen_paths
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
-from meshloom.parallel.pipe import chunks_in, own, table_of
+from meshloom.parallel.pipe import chunks_in, own, skips, table_of
 from meshloom.parallel.table import build, default, parse, spell
 from meshloom.plan.cost import shapes
 from meshloom.plan.explain import Explained, Kept, brief, explain, lines
@@ -93,7 +93,7 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     said += [line] if (line := padding(layout, config.data.seq)) else []
     if where := placed(model, c, layout):
         chosen = f"pipeline: {micro} micro-batch{'es' * (micro > 1)} (chosen; batch.micro_batches says how many)"
-        said += [chosen] * (config.batch.micro_batches == "auto") + [where.said()] * bool(where.masked)
+        said += [chosen] * (config.batch.micro_batches == "auto") + [where.said(skips(layout))] * bool(where.masked)
     return Chosen(model, c, source, spell(parse(spelling)), plan, tuple(said))
 
 
