@@ -21,8 +21,27 @@ GPT2 = {"family": "gpt2", "layers": 4, "embed": 512, "heads": 8, "kv_heads": 8, 
 MOE = {**CPU, "family": "moe", "experts": 8, "top": 2, "expert_ffn": 704}
 LLAMA_1B = {"family": "llama", "layers": 16, "embed": 2048, "heads": 16, "kv_heads": 8, "ffn": 5632, "vocab": 32000, "max_seq": 4096}
 LLAMA_7B = {"family": "llama", "layers": 32, "embed": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 32000, "max_seq": 4096}
+LLAMA3_1B = {
+    "family": "llama",
+    "layers": 16,
+    "embed": 2048,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 8192,
+    "vocab": 128256,
+    "max_seq": 4096,
+    "tied": True,
+}
 LLAMA_70B = {"family": "llama", "layers": 80, "embed": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "max_seq": 8192}
-MODELS = {"llama": CPU, "gpt2": GPT2, "moe": MOE, "llama-1b": LLAMA_1B, "llama2-7b": LLAMA_7B, "llama3-70b": LLAMA_70B}
+MODELS = {
+    "llama": CPU,
+    "gpt2": GPT2,
+    "moe": MOE,
+    "llama-1b": LLAMA_1B,
+    "llama2-7b": LLAMA_7B,
+    "llama3-1b": LLAMA3_1B,
+    "llama3-70b": LLAMA_70B,
+}
 
 
 def case(on: str, model: str, layout: str, rows: int, remat: str, micro: int = 1, **more: Any) -> dict[str, Any]:
@@ -85,6 +104,15 @@ CASES = (
     case("cpu:8", "moe", "zero3=8", 16, "full"),
     case("cpu:8", "moe", "zero1=2 expert=4", 16, "full"),
     case("cpu:8", "moe", "expert=8", 16, "none"),
+    case("cpu:8", "llama", "data=8", 8, "full", seq=128),
+    case("cpu:8", "llama", "zero1=8", 8, "full", seq=128),
+    case("cpu:8", "llama", "zero3=8", 8, "full", 2, seq=128),
+    case("v5e:16x16", "llama2-7b", "zero3=256", 1024, "full", seq=4096),
+    case("v5e:2x4", "llama3-1b", "zero3=8", 48, "full", seq=4096),
+    case("v5e:2x4", "llama3-1b", "zero1=8", 40, "full", 2, seq=4096),
+    case("v5p:4x4x4", "llama2-7b", "zero3=16 tensor=4 sequence", 512, "full", seq=4096),
+    case("v5p:2x2x2", "llama3-1b", "zero3=2 pipe=4", 12, "full", 8, seq=4096),
+    case("v5p:4x4x4", "llama2-7b", "zero3=64", 256, "selective", seq=4096),
 )
 """Where, which model, layout, rows of a micro-batch, what is kept, micro-batches."""
 DATA = Path(__file__).with_suffix(".jsonl")
@@ -138,6 +166,7 @@ def main() -> None:
     """Measures what is not known yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose line holds this")
+    parser.add_argument("--number", type=int, help="the case of this number alone")
     parser.add_argument("--list", action="store_true", help="says what there is and compiles nothing")
     parser.add_argument("--one", type=int, help="compiles the case of this number here and prints its line")
     given = parser.parse_args()
@@ -146,7 +175,7 @@ def main() -> None:
         return
     for number, job in enumerate(CASES):
         have = any({key: line[key] for key in JOB} == job for line in known())
-        if given.only not in name(job) or (have and not given.list):
+        if given.only not in name(job) or given.number not in (None, number) or (have and not given.list):
             continue
         print(f"{number:3} {'known' if have else '     '} {name(job)}", flush=True)
         if given.list:

@@ -1,96 +1,15 @@
-"""Train steps compiled for TPUs that are not there: libtpu compiles for a named topology on any machine (`pip install "jax[tpu]"`)."""
+"""Train steps compiled for TPUs that are not there: libtpu compiles for a named topology on any machine (`pip install "meshloom[tpu]"`). What is shared with
+`meshloom plan --compile` lies in src/meshloom/recipes/topology.py."""
 
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # nobody to ask what machine this is
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is opened, so several may compile at once
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-import jax
-from jax.sharding import AxisType, Mesh
+from meshloom.recipes.topology import APART, Job, against_formula, devices, planned, rows, step, traffic
 
-from meshloom.core.mesh import make_mesh, shardings
-from meshloom.core.spec import abstract
-from meshloom.models.table import MODELS
-from meshloom.objectives.lm import lm
-from meshloom.parallel.table import build
-from meshloom.plan.cost import Line, compare, shapes, step_cost
-from meshloom.plan.hlo import collectives
-from meshloom.plan.plan import Plan
-from meshloom.runner.run import How
-from meshloom.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
-from meshloom.train.gradient import batch_partition, make_gradient
-from meshloom.train.schedule import make_schedule
-from meshloom.train.step import make_step
-
-APART = {"xla_tpu_enable_async_collective_fusion": False}
-"""For counting: else a gather that runs beside several computations stands in the text of each of them."""
-
-
-class Job(NamedTuple):
-    """What is compiled. model: fields of a configuration, `family` among them. sequences: of a step, in `micro` micro-batches."""
-
-    model: dict[str, Any]
-    layout: str
-    seq: int
-    sequences: int
-    micro: int = 1
-    remat: str = "full"
-    dtype: str = "bfloat16"
-    platform: str = "tpu"
-
-
-def devices(topology: str) -> list:
-    """The devices of a topology such as "v5e:2x4"."""
-    from jax.experimental import topologies
-
-    return list(topologies.get_topology_desc(topology, "tpu").devices)
-
-
-def planned(job: Job, there: list) -> tuple[Any, Any, Plan]:
-    """Model, configuration and plan on these devices."""
-    model = MODELS[job.model["family"]]
-    c = model.Config(**job.model)
-    layout = build(job.layout, c, job.seq, job.platform)
-    mesh = make_mesh(layout, there) if layout.sizes else Mesh(there[:1], ("one",), axis_types=(AxisType.Auto,))
-    return model, c, Plan(mesh, layout, How("scan", job.remat), job.micro, job.dtype, packed=False)
-
-
-def rows(job: Job, plan: Plan) -> Any:
-    """A step's batch, abstract."""
-    shape = (job.micro, job.sequences // job.micro, job.seq)
-    kinds = {"tokens": "int32", "targets": "int32", "weights": "float32", "positions": "int32"}
-    where = batch_partition(plan)
-
-    def one(name: str, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(plan.mesh, getattr(where, name)))
-
-    return type(where)(**{n: one(n, shape, d) for n, d in kinds.items()}, segments=None, samples=one("samples", shape[:2], "int32"))
-
-
-def step(job: Job, there: list) -> Any:
-    """The whole train step with AdamW, compiled."""
-    model, c, plan = planned(job, there)
-    schedule = make_schedule(ScheduleConfig(kind="constant"), 1e-3, 10)
-    made = make_step(model, c, plan, lm(), OptimizerConfig(), schedule, TrainConfig(steps=10), 0, 1)
-    return made.run.lower(abstract(made.specs, made.shardings), rows(job, plan)).compile()
-
-
-def against_formula(job: Job, there: list, text: str) -> list[Line]:
-    """The collectives of a compiled program, and by formula."""
-    model, c, plan = planned(job, there)
-    formula = step_cost(job.layout, shapes(model, c, plan.layout, job.seq, job.sequences, job.micro, plan.how, job.dtype, plan.packed))
-    return compare(collectives(text, plan.layout.sizes), formula)
-
-
-def traffic(job: Job, there: list) -> list[Line]:
-    """The collectives of the program up to the gradient, and by formula."""
-    model, c, plan = planned(job, there)
-    params = abstract(model.specs(c), shardings(plan.mesh, plan.layout, "rest", model.specs(c)))
-    scale = jax.ShapeDtypeStruct((), "float32")
-    program = jax.jit(make_gradient(model, c, plan, lm())).lower(params, rows(job, plan), None, scale)
-    return against_formula(job, there, program.compile(compiler_options=APART).as_text() or "")
+__all__ = ["APART", "Job", "against_formula", "devices", "planned", "rows", "step", "traffic"]

@@ -24,6 +24,7 @@ HELP = [
     ["layout"],
     ["schedule"],
     ["calibrate"],
+    ["plan"],
     ["info"],
     ["data"],
     ["data", "prepare"],
@@ -193,6 +194,19 @@ def test_layout_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--layout", "data=2", "--out", "a.png", "--device", "1", "--devices", "4", "--platform", "tpu", "--set", "name=mine"]
     assert cli.main(["layout", "quickstart", *words]) == 0
     assert seen == dict(name="mine", layout="data=2", out=Path("a.png"), device=1, devices=4, platform="tpu")
+
+
+def test_plan_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshloom.recipes.plan import Wanted, Wish
+
+    seen = []
+    monkeypatch.setattr("meshloom.recipes.plan.plan", lambda *given: bool(seen.append(given)) or len(seen) == 1)
+    flags = "--on h100:8x8 --batch-tokens 4M --seq 8192 --tokens 15T --price 2.5 --precision bf16 --micro 4 --remat full --json --picture a.svg --save p.yaml"
+    assert cli.main(["plan", "llama3-8b", *flags.split(), "--layout", "tensor=8 sequence", "--compile", "--set", "seed=1"]) == 0
+    assert cli.main(["plan", "gpt2"]) == 1
+    wish = Wish("llama3-8b", "h100:8x8", "4M", 8192, "bf16", "full", 4, "tensor=8 sequence", ("seed=1",))
+    want = Wanted("15T", 2.5, True, Path("a.svg"), Path("p.yaml"), True)
+    assert seen == [(wish, want), (Wish("gpt2"), Wanted())]
 
 
 def test_calibrate_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ app = App(
 )
 app.command(cli_data.app)
 app.command(cli_plan.calibrate)
+app.command(cli_plan.plan)
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
 

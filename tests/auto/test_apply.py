@@ -22,7 +22,7 @@ def run(fn, *args, seed: int = 0):
     g = grow(program, r, {v: specs(program.values[v].shape, r.mesh) for v in ins}, {}, set(), dict.fromkeys(ins, ""))
     rng = np.random.default_rng(seed)
     choice = [int(rng.integers(len(n.seconds))) for n in g.nodes]
-    return jax.tree.unflatten(out_tree, jax.jit(Runner(program, layouts(g, choice), mesh, ("x", "y")))(*leaves))
+    return jax.tree.unflatten(out_tree, jax.jit(Runner(program, layouts(g, choice, r.mesh), mesh, ("x", "y")))(*leaves))
 
 
 def same(fn, *args, seed: int = 0) -> None:

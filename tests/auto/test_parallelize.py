@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import meshloom as ml
-from auto.cases import ADAM, SLOW, arrays, blocks, experts, f32, many, mixture, mlp, sizes, step, transformer, words
+from auto.cases import ADAM, SLOW, arrays, blocks, experts, f32, many, mixture, mlp, on_a_cpu, sizes, step, transformer, words
 from meshloom.auto.parallelize import carried, sizes_of
 from meshloom.plan.hlo import collectives, total
 
@@ -37,20 +37,22 @@ def test_a_small_mlp_on_a_wide_batch_is_data_parallel() -> None:
     assert made.plan.bytes < 6 * 4 * 512 * 2048  # gradients and parameters move, activations (34 times as large) do not
 
 
-def test_a_wide_mlp_is_megatrons_and_moves_once(slow: str) -> None:
-    args = sizes(64, 256, 2048)
-    made = ml.parallelize(step, args, mesh="x=8", batch_argnums=2, on=slow)
-    assert made.plan.inputs["p.up"] == "f32[256, 2048/x]" and made.plan.inputs["p.down"] == "f32[2048/x, 256]"
-    assert made.plan.inputs["s.0.mu.up"] == "f32[256, 2048/x]"
+def test_a_wide_mlp_is_megatrons_and_moves_once() -> None:
+    args = sizes(512, 4096, 16384)
+    made = ml.parallelize(step, args, mesh="x=8", batch_argnums=2, on="a100:1x8")
+    assert made.plan.inputs["p.up"] == "f32[4096, 16384/x]" and made.plan.inputs["p.down"] == "f32[16384/x, 4096]"
+    assert made.plan.inputs["s.0.mu.up"] == "f32[4096, 16384/x]"
     found = total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
-    assert found == {("all-reduce", ("x",)): (1, 4 * 64 * 256)} == made.plan.total
+    assert found == made.plan.total == {("all-reduce", ("x",)): (1, 4 * 512 * 4096)}
 
 
-def test_residual_mlps_move_once_forward_and_once_backward(slow: str) -> None:
-    args = many(2, 64, 256, 2048)
-    made = ml.parallelize(blocks, args, mesh="x=8", batch_argnums=2, on=slow)
+def test_residual_mlps_move_once_forward_and_once_backward() -> None:
+    args = many(2, 512, 4096, 16384)
+    made = ml.parallelize(blocks, args, mesh="x=8", batch_argnums=2, on="a100:1x8")
     found = total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
-    assert found == {("all-reduce", ("x",)): (3, 3 * 4 * 64 * 256)}  # two forward, and backward one: nothing asks for the gradient of x
+    assert found == on_a_cpu(made.plan.total)
+    sums = [n for (kind, _), n in made.plan.total.items() if kind in ("all-reduce", "reduce-scatter")]
+    assert [sum(n) for n in zip(*sums)] == [3, 3 * 4 * 512 * 4096]  # two forward, and back one: x needs no gradient
 
 
 def test_where_memory_binds_parameters_are_gathered_for_use(slow: str) -> None:
@@ -65,10 +67,10 @@ def test_where_memory_binds_parameters_are_gathered_for_use(slow: str) -> None:
         assert made.plan.total["reduce-scatter", ("x",)] == (12, whole)
         gathers.append(made.plan.total["all-gather", ("x",)][0])
         split.append(sum("/x" in where for name, where in inputs.items() if name.startswith("p.")))
+        if memory:
+            assert on_a_cpu(made.plan.total) == total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
     assert gathers[0] == 12 and split[0] <= 1  # after the update: ZeRO-1
     assert split[0] < split[1] < split[2] == 12 and gathers[0] < gathers[1] < gathers[2]  # and where it is used: ZeRO-3
-    found = total(collectives(made.lower(*args).compile().as_text(), {"x": 8}))
-    assert found["all-gather", ("x",)][0] >= 2 * 12 - 1  # forward and backward
 
 
 def test_a_mixture_of_experts_sends_tokens_to_experts(slow: str) -> None:
@@ -77,7 +79,7 @@ def test_a_mixture_of_experts_sends_tokens_to_experts(slow: str) -> None:
     wide = [l for l in made.plan.operations if "edf->egcf" in l.name or "efd->egcd" in l.name]
     assert len(wide) == 5 and all("0/x x 0/x -> f32[8/x" in l.split for l in wide)  # split by expert; x needs no gradient
     found = total(collectives(made.lower(*experts(16, 64, 64, 512, 8)).compile().as_text(), {"x": 8}))
-    assert found["all-to-all", ("x",)][0] >= 3 and made.plan.total["all-to-all", ("x",)][0] >= 3
+    assert found["all-to-all", ("x",)] == made.plan.total["all-to-all", ("x",)] == (3, 3 * 4 * 16 * 16 * 64)  # there, back, gradients there
 
 
 def test_where_both_bind_it_is_data_across_nodes_and_tensor_inside() -> None:
@@ -88,7 +90,10 @@ def test_where_both_bind_it_is_data_across_nodes_and_tensor_inside() -> None:
         assert made.plan.inputs[f"p.{i}.up"] == "f32[8192, 32768/y]" and made.plan.inputs[f"p.{i}.down"] == "f32[32768/y, 8192]"
     assert made.plan.inputs["x"] == "f32[65536/x, 8192]" and all("0/x" in p and "/y" in p for p in products(made))
     kinds = {key: count for key, (count, _) in made.plan.total.items()}
-    assert kinds["all-reduce", ("y",)] == 7 and kinds["reduce-scatter", ("x",)] == kinds["all-gather", ("x",)] == 8
+    assert (
+        kinds["all-reduce", ("y",)] + kinds.get(("reduce-scatter", ("y",)), 0) == 7
+        and kinds["reduce-scatter", ("x",)] == kinds["all-gather", ("x",)] == 8
+    )
 
 
 # results

@@ -8,7 +8,8 @@ from meshloom.core.mesh import make_mesh, shardings
 from meshloom.models.base import KV
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
-from meshloom.plan.memory import counted, device_memory, kept, kv_cache, stored, working
+from meshloom.plan.layer import kept
+from meshloom.plan.memory import counted, device_memory, kv_cache, stored, working
 from meshloom.runner.run import How
 from programs import config, gradient, weights
 
@@ -35,13 +36,13 @@ def test_cache_of_keys_and_values() -> None:
 def test_zero3_works_with_one_layer() -> None:
     model, c = config("gpt2", layers=8)
     at = {s: working(model, shapes(model, c, build(s, c, 16), 16, 8, 1, How(), "float32")) for s in ("zero1=8", "zero2=8", "zero3=8")}
-    assert at["zero3=8"]["weights"] < 0.5 * at["zero2=8"]["weights"] and at["zero2=8"]["gradients"] < 0.3 * at["zero1=8"]["gradients"]
+    assert at["zero3=8"]["weights"] == 0 < at["zero2=8"]["weights"] and at["zero2=8"]["gradients"] < 0.5 * at["zero1=8"]["gradients"]
 
 
 def test_a_groups_own_copy_is_counted() -> None:
     """Nested stages hold each group's share in the type of the arithmetic beside the master: 2 bytes a parameter over the inner devices."""
     model, c = config("gpt2", layers=8)
-    at = lambda s: working(model, shapes(model, c, build(s, c, 16), 16, 8, 1, How(), "bfloat16"))["weights"]
+    at = lambda s: working(model, shapes(model, c, build(s, c, 16), 16, 16, 2, How(), "bfloat16"))["weights"]
     share = sum(s.size for s in shapes(model, c, build("", c, 16), 16, 8, 1, How(), "bfloat16").leaves.values() if "embed" in s.axes)
     assert at("zero1=2 zero3=4") - at("zero3=8") == 2 * (share // 4 - share // 8)
 

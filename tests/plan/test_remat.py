@@ -6,14 +6,16 @@ import time
 import pytest
 
 from meshloom.core.remat import words_of
+from meshloom.models.base import Kind
 from meshloom.models.known import known
 from meshloom.parallel.table import build
 from meshloom.plan.chain import peak
 from meshloom.plan.cost import shapes
-from meshloom.plan.hardware import read
-from meshloom.plan.remat import beside, choose, links_of
+from meshloom.plan.hardware import Cluster, read
+from meshloom.plan.remat import choose, links_of
 from meshloom.plan.time import step_time
-from meshloom.runner.run import How
+from meshloom.runner.run import How, stacks
+from programs import config
 
 GB = 10**9
 
@@ -79,6 +81,29 @@ def test_a_pipeline_chooses_for_the_slots_of_a_part() -> None:
     assert len(words_of(got.remat, 8)) == 8 and got.peak <= limit and got.remat not in ("none", "full")
 
 
+def test_on_a_cpu_what_is_computed_again_is_a_loop() -> None:
+    model, c = config("llama", layers=7)
+    x = shapes(model, c, build("", c, 16), 16, 64, 1, How(), "float32", False)
+    given = model, x, "", Cluster(read("h100:1x1").hardware, (1, 1))
+    alone = choose(*given, 10**15).alone
+    patterns = set()
+    for share in range(1, 20):
+        got = choose(*given, alone["full"][0] + share * (alone["none"][0] - alone["full"][0]) // 20)
+        patterns.add(got.remat)
+        assert got.peak <= got.limit and len(words_of(got.remat, 7)) == 7
+        assert all(s.repeat > 1 for s in stacks((Kind(),) * 7, got.remat) if s.remat != "none"), got.remat
+    assert len(patterns) > 4
+
+
+def test_a_pattern_of_kinds_stays_whole() -> None:
+    more = dict(variant="smollm3", qk_norm=False, qkv_bias=False, o_bias=False, rotary_layers=(True, True, True, False) * 3)
+    model, c = config("llama", layers=12, **more)
+    x = shapes(model, c, build("", c, 16, "gpu"), 16, 64, 1, How(), "float32", False)
+    given = model, x, "", read("h100:1x1")
+    links = links_of(*given[:2], given[3], lambda remat: seconds(*given, remat))
+    assert links.widths == (4, 4, 4) and {choice.word for choice in links.chain[0]} == {"none", "selective", "full", "offload", "full:4"}
+
+
 def test_offload_is_offered_where_there_is_a_way_to_the_host() -> None:
     assert "offload" in choose(*asked(), 500 * GB).alone
     model, x, spelling, cluster = asked()
@@ -86,10 +111,6 @@ def test_offload_is_offered_where_there_is_a_way_to_the_host() -> None:
     assert "offload" not in choose(model, x, spelling, without, 500 * GB).alone
     with pytest.raises(ValueError, match="h100 has no rate to its host's memory, so remat 'offload' has no time"):
         step_time(model, spelling, x._replace(remat="offload"), without)
-
-
-def test_beside() -> None:
-    assert beside(100, 10, 1, "gpu") == 90 + 50 and beside(100, 10, 4, "gpu") == 390 + 200
 
 
 def test_is_quick() -> None:

@@ -57,7 +57,11 @@ def test_a_stage_works_with_its_own_layers() -> None:
     one, four = (working(*asked(s)) for s in ("", "pipe=4"))
     assert four["gradients"] == pytest.approx(one["gradients"] / 4, rel=0.02) and one["weights"] == 0 < four["weights"] < four["gradients"]
     held = [working(*asked("pipe=4", m, sequences=m), found("pipe=4", m, sequences=m).flight) for m in (16, 64)]
-    assert held[0] == held[1] and held[0]["activations"] < one["activations"] and held[0]["in flight"] > 0
+    assert (
+        all(held[0][kind] == held[1][kind] for kind in held[0] if kind != "batch")
+        and held[0]["activations"] < one["activations"]
+        and held[0]["in flight"] > 0
+    )
 
 
 @pytest.mark.parametrize("spelling, remat", [("pipe=2", "none"), ("pipe=2:interleaved2", "full"), ("pipe=2:gpipe tensor=2", "none")])

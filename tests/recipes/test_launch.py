@@ -85,9 +85,10 @@ def test_automatic_remat_is_solved_for_and_said(tmp_path, monkeypatch):
     plenty = launch.choose(given("auto"))
     assert plenty.plan.how == How("unroll", "none") and any(line.startswith("remat: none (chosen: takes") for line in plenty.said)
     need = sum(sum(part.values()) for part in (lambda e: (e.stored, e.working))(launch.explained(given("none"), plenty)))
-    tight = launch.choose(given(f"auto {int(0.8 * need)}"))
-    assert tight.plan.how.runner == "scan" and "none" in tight.plan.how.remat and "full" in tight.plan.how.remat, tight.plan.how
-    assert any(line.startswith(f"remat: {tight.plan.how.remat} (chosen") for line in tight.said)
+    tight = [launch.choose(given(f"auto {int(share * need)}")) for share in (0.98, 0.96, 0.94, 0.92)]
+    assert all(line.startswith(f"remat: {one.plan.how.remat} (chosen") for one in tight for line in one.said if line.startswith("remat"))
+    mixed = [one.plan.how for one in tight if "," in one.plan.how.remat]
+    assert mixed and all(how.runner == "scan" for how in mixed)
 
 
 def test_an_unrolled_loop_on_a_cpu_says_that_remat_saves_nothing(tmp_path):

@@ -8,18 +8,22 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshloom.auto.graph import Graph
-from meshloom.auto.price import Spec
+from meshloom.auto.price import Spec, reshard
 from meshloom.auto.program import Block, Literal, Program, Ref, Step
+from meshloom.auto.share import through
 
 
 class Layouts(NamedTuple):
-    """values: value -> its layout where it is made.  taken: (step, operand) -> the layout in which it is taken."""
+    """values: value -> its layout where it is made.  taken: (step, operand) -> the layout in which it is taken; copied: that of the copy which it is
+    taken from, where several share one.  again: (step, operand) -> (value, visit), where it is moved anew."""
 
     values: dict[int, Spec]
     taken: dict[tuple, Spec]
+    copied: dict[tuple, Spec]
+    again: dict[tuple, tuple[int, int]]
 
 
-def layouts(graph: Graph, choice: list[int]) -> Layouts:
+def layouts(graph: Graph, choice: list[int], mesh: tuple[int, ...]) -> Layouts:
     """What a choice (a strategy for every node) says of the values that operations make and take."""
     values: dict[int, Spec] = {}
     taken: dict[tuple, Spec] = {}
@@ -28,7 +32,11 @@ def layouts(graph: Graph, choice: list[int]) -> Layouts:
             first = next(iter(node.gives))
             values[first] = node.gives[first][k]
         taken |= {(node.step, i): spec for i, spec in enumerate(node.wants[k])}
-    return Layouts(values, taken | {e.at: e.taken[choice[e.target]] for e in graph.edges})
+    taken |= {e.at: e.taken[choice[e.target]] for e in graph.edges}
+    moved = lambda e: bool(reshard(e.have[choice[e.source]], e.want[choice[e.target]], e.bytes, mesh))
+    copies = {e.target for e in graph.edges if e.at[0] == "copy" and moved(e)}
+    anew = {e.at for e in graph.edges if e.at in graph.again and (moved(e) or e.source in copies)}
+    return Layouts(values, taken, through(graph.edges, choice), {at: graph.again[at] for at in anew})
 
 
 def partition(spec: Spec, rank: int, names: tuple[str, ...]) -> PartitionSpec:
@@ -44,7 +52,7 @@ class Runner:
         self.program, self.places, self.mesh, self.axes = program, places, mesh, axes
 
     def __call__(self, *args: Any) -> list[Any]:
-        known: dict[int, Any] = dict(zip(self.program.block.ins, args))
+        known: dict[Any, Any] = dict(zip(self.program.block.ins, args))
         self.steps(self.program.block.steps, known)
         return [self.read(r, known, ("out", j)) for j, r in enumerate(self.program.block.outs)]
 
@@ -55,13 +63,27 @@ class Runner:
         where = NamedSharding(self.mesh, partition(spec, x.ndim, self.axes))
         return jax.lax.with_sharding_constraint(x, where)
 
-    def read(self, ref: Ref, known: Mapping[int, Any], at: tuple) -> Any:
+    def read(self, ref: Ref, known: Mapping[Any, Any], at: tuple) -> Any:
         """An operand, in the layout in which this place takes it."""
-        return ref.value if isinstance(ref, Literal) else self.put(known[ref], self.places.taken.get(at))
+        if isinstance(ref, Literal):
+            return ref.value
+        x = known[self.places.again[at]] if at in self.places.again else known[ref]
+        return self.put(self.put(x, self.places.copied.get(at)), self.places.taken.get(at))
 
-    def steps(self, steps: tuple[Step, ...], known: dict[int, Any]) -> None:
+    def anew(self, step: Step, known: dict[Any, Any]) -> None:
+        """Gives values that this step moves anew another name, and keeps that back until another operand is there: so neither is the move taken for
+        an earlier one, nor is it made long before its use."""
+        for i, ref in enumerate(step.ins):
+            visit = self.places.again.get((step.number, i))
+            if visit is None or visit in known:
+                continue
+            others = [known[r] for r in step.ins if isinstance(r, int) and r != ref]
+            known[visit] = jax.lax.optimization_barrier((known[ref], *others[:1]))[0]
+
+    def steps(self, steps: tuple[Step, ...], known: dict[Any, Any]) -> None:
         """Runs steps on the values known so far and adds their results."""
         for step in steps:
+            self.anew(step, known)
             ins = [self.read(r, known, (step.number, i)) for i, r in enumerate(step.ins)]
             if step.kind == "barrier":
                 outs = jax.lax.optimization_barrier(tuple(ins))

@@ -176,6 +176,31 @@ def squeeze(eqn: Any) -> Letters:
     return Letters((tuple(range(len(given))),), (tuple(i for i in range(len(given)) if i not in gone),), given)
 
 
+def stack(eqn: Any) -> Letters:
+    """Arrays along a new axis, or apart again (unstack): all axes but that one."""
+    axis, rank = eqn.params["axis"], len(_shape(eqn.invars[0]))
+    joins = eqn.primitive.name == "stack"
+    few, many = (eqn.invars, eqn.outvars) if joins else (eqn.outvars, eqn.invars)
+    wide = rank + joins
+    long = tuple(WHOLE if i == axis % wide else i for i in range(wide))
+    short = tuple(i for i in long if i != WHOLE)
+    ins, outs = ((short,) * len(few), (long,)) if joins else ((long,), (short,) * len(few))
+    return Letters(ins, outs, _shape(many[0]))
+
+
+def tile(eqn: Any) -> Letters:
+    """Copies beside each other: axes of which there is one copy."""
+    one = tuple(i if n == 1 else WHOLE for i, n in enumerate(eqn.params["reps"]))
+    return Letters((one,), (one,), _shape(eqn.invars[0]))
+
+
+def fourier(eqn: Any) -> Letters:
+    """fft: all axes but the last ones, which it works along."""
+    shape, kept = _shape(eqn.invars[0]), len(_shape(eqn.invars[0])) - len(eqn.params["fft_lengths"])
+    one = tuple(i if i < kept else WHOLE for i in range(len(shape)))
+    return Letters((one,), (one,), shape)
+
+
 def gather(eqn: Any) -> Letters:
     """Rows by their number: batch axes, axes that are taken in full, and the looked-up axis, whose devices each find a part (zeros elsewhere)."""
     n = eqn.params["dimension_numbers"]
@@ -230,7 +255,7 @@ def _new(sizes: list[int], size: int) -> int:
 
 ELEMENTWISE = """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex
 conj convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul name ne neg nextafter not or polygamma population_count
+igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi name ne neg nextafter not or polygamma population_count
 pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
 sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta sharding_constraint reshard pvary""".split()
 
@@ -252,6 +277,10 @@ RULES: dict[str, Callable[[Any], Letters]] = {
     "transpose": transpose,
     "reshape": reshape,
     "squeeze": squeeze,
+    "stack": stack,
+    "unstack": stack,
+    "tile": tile,
+    "fft": fourier,
     "gather": gather,
     "scatter-add": scatter(True),
     "scatter": scatter(False),

@@ -37,10 +37,14 @@ class Node:
 
 
 class Edge(NamedTuple):
-    """A value that a node takes from another.  have: its layout under every strategy of the source; want: under every one of the target.
-    at: (step, operand) where it is taken; taken: the layouts of that operand, which may be a broadcast of the value.  span: from when to when a copy in another layout lives."""
+    """A value that a node takes from another.
+
+    ref: the value as the operation names it: the same, or a broadcast, or another name. have: its layout under every strategy of the source; want:
+    under every one of the target. at: (step, operand) where it is taken; taken: the layouts of that operand, which may be a broadcast. span: from when
+    to when a copy in another layout lives."""
 
     value: int
+    ref: int
     source: int
     have: tuple[Spec, ...]
     target: int
@@ -63,13 +67,15 @@ class Held(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """All that a choice is made in.  replicated: primitive -> how often it is, of those that have no strategies but whole."""
+    """All that a choice is made in.  replicated: primitive -> how often it is, of those that have no strategies but whole.
+    again: (step, operand) -> (value, number of the visit), where a value is moved anew (share.py)."""
 
     nodes: list[Node]
     edges: list[Edge]
     held: list[Held]
     clock: int
     replicated: dict[str, int]
+    again: dict[tuple, tuple[int, int]]
 
 
 class Strategy(NamedTuple):

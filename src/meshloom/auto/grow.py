@@ -6,7 +6,9 @@ from meshloom.auto.choices import WHOLE, Letters, letters
 from meshloom.auto.graph import Edge, Graph, Held, Node, follow, strategies
 from meshloom.auto.price import Rates, Spec, parts, reshard, specs
 from meshloom.auto.program import Literal, Program, Ref, Step, Value
+from meshloom.auto.share import share
 
+BARRIERS = {"barrier", "optimization_barrier"}
 LARGE = 2**20
 """Bytes of a sum from which on it has strategies of its own (a scattered sum among them); smaller ones follow and are added up everywhere."""
 ANYWHERE = {"iota", "random_bits", "rng_uniform", "rng_bit_generator", "random_seed", "random_wrap", "random_unwrap", "random_fold_in"}
@@ -28,7 +30,9 @@ def grow(
             if j in ties and g.imposes(ref) and program.values[ref].shape:
                 into = g.home[ties[j]]
                 g.edge(into, ref, list(g.nodes[into].gives[ties[j]]), 1.0, ("out", j))
-    return Graph(g.nodes, g.edges, g.lives(set(program.block.ins), donated), g.clock, g.replicated)
+    held = g.lives(set(program.block.ins), donated)
+    edges, again = share(g.nodes, g.edges)
+    return Graph(g.nodes, edges, held, g.clock, g.replicated, again)
 
 
 class Grower:
@@ -104,7 +108,7 @@ class Grower:
             return
         node.depth = max(node.depth, self.nodes[source].depth)
         span = (self.clock if since is None else since, self.clock + 1)
-        self.edges.append(Edge(base, source, have, target, tuple(want), size, times, at, taken, span))
+        self.edges.append(Edge(base, ref, source, have, target, tuple(want), size, times, at, taken, span))
 
     # steps
 
@@ -117,7 +121,7 @@ class Grower:
                     self.end[self.base(ref)] = max(self.end.get(self.base(ref), 0), self.clock)
             if step.kind in LOOPS:
                 LOOPS[step.kind](self, step, times)
-            elif step.kind == "barrier":
+            elif step.kind in BARRIERS:
                 for old, new in zip(step.ins, step.outs):
                     self.alias(old, new)
             else:
@@ -125,8 +129,9 @@ class Grower:
 
     def alias(self, old: Ref, new: int) -> None:
         """Another name for a value."""
-        assert isinstance(old, int)
-        if old in self.views:
+        if not isinstance(old, int):
+            self.free.add(new)
+        elif old in self.views:
             self.views[new] = self.views[old]
         elif old in self.home:
             self.views[new] = (old, tuple(range(len(self.values[old].shape))))

@@ -176,7 +176,8 @@ def _shape(x: Any) -> Any:
         return x
     if isinstance(x, (bool, int, float, complex)):
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(x), weak_type=True)
-    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype), weak_type=getattr(x, "weak_type", False))
+    dtype = x.dtype if jax.numpy.issubdtype(x.dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=getattr(x, "weak_type", False))
 
 
 def _checked(fn: Callable, args: tuple) -> tuple[Any, list[Any], Any]:
@@ -255,7 +256,7 @@ def _make(fn: Callable, asked: Asked, leaves: list[Any], tree: Any, args: tuple)
     choice = [solved.choice[c] for c in groups]
     inputs, returned = _ends(program, graph, choice)
     plan = _told(program, graph, choice, solved, rates, (sizes, limit, dict(zip(named, inputs)), len(problem.seconds)))
-    return Made(plan, program, layouts(graph, choice), inputs, outs, returned, tuple(rates.sizes))
+    return Made(plan, program, layouts(graph, choice, rates.mesh), inputs, outs, returned, tuple(rates.sizes))
 
 
 def _allowed(program: Program, value: int, name: str, batch: bool, rates: Rates) -> list[Spec]:

@@ -2,7 +2,7 @@
 
 from meshloom.parallel.base import Shapes
 from meshloom.parallel.slots import Table
-from meshloom.plan.memory import kept
+from meshloom.plan.layer import kept
 from meshloom.plan.memory import residuals as all_kept
 from meshloom.plan.timeline import Flight, Ring
 
@@ -22,10 +22,9 @@ def flight(table: Table, x: Shapes, layers: int, name: str, stash: bool = False)
     What W needs is the inputs of products with weights and the gradients of their results: about twice the results, an estimate."""
     s = table.schedule
     one, residuals = kept(x._replace(remat="full")), layers * all_kept(x) * x.parts // x.layers
-    again = residuals + (kept(x._replace(remat="none")) if x.remat != "none" else 0)
     each = {"kept": residuals if stash else one, "inbox": one, "grads": one, "late": 2 * layers * kept(x._replace(remat="selective"))}
     rings = {name: Ring(said, table.sizes[name], each[name]) for name, said in HOLDS.items() if name != "late" or s.splits}
     if stash:
         rings["kept"] = rings["kept"]._replace(holds="what each F leaves for its B")
     said = f"{name}, {x.rows} x {x.seq} tokens of a micro-batch, {x.dtype}"
-    return Flight(said, layers, rings, 0 if stash else again)
+    return Flight(said, layers, rings, 0 if stash else residuals)

@@ -1,6 +1,5 @@
 """Bytes on one device: what is stored between steps, by formula and as counted on real arrays; what a step adds, as an estimate."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
-from meshloom.core.leaf import split_seq
-from meshloom.core.remat import group_of, row_of
-from meshloom.core.spec import is_spec
+from meshloom.core.leaf import gathers
+from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
 from meshloom.ops.loss import chunk_count
 from meshloom.parallel.base import Shapes, moved
 from meshloom.parallel.part import by_remat
+from meshloom.plan.layer import kept, working_of
 from meshloom.plan.timeline import Flight
 
 
@@ -57,26 +56,74 @@ def kv_cache(c: Any, layout: Layout, rows: int, length: int, dtype: str) -> int:
 
 
 def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, int]:
-    """Bytes that a step holds beside what is stored, by kind. An estimate from shapes: a compiler reuses buffers and adds its own;
-    `compiled.memory_analysis()` has the compiler's number.
+    """Bytes that a step holds beside what is stored, by kind, where it holds most.
 
-    weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: as accumulated, fp32, of what trains.
-    activations: kept for the backward pass. loss: one chunk's logits and the head's gradient.  In a pipeline weights and gradients are those of a
-    stage; flight: what it has in flight; then activations are those of one chunk's backward, or what all in flight keep.
-    """
+    batch: a step's tokens. weights: the step's copy, and with ZeRO-3 one layer and what lies outside the layers. gradients: those of one micro-batch
+    and, of several, their sum, fp32. activations: kept for the backward pass. layer: what the backward pass of one layer works with. loss: what the
+    head and one chunk's logits need beyond that. update: what the optimizer needs beyond all of these, its gradients in fp32.
+    chip: what the compiler keeps on the chip itself.
+    In a pipeline weights and gradients are those of a stage; flight: what it has in flight; then activations are those of one chunk's backward, or what
+    all in flight keep."""
+    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": residuals(x)}
+    found = {
+        "batch": batch(x),
+        "weights": weights(x),
+        "gradients": gradients(x),
+        **acts,
+        "layer": max(map(working_of, by_remat(x).values())),
+    }
+    updated = 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
+    found["loss"] = max(0, loss(x) - found["layer"])
+    found["update"] = max(0, 2 * updated - sum(found.values()) + found["batch"])
+    return {**found, "chip": ON_CHIP[x.layout.platform]} if x.layout.platform in ON_CHIP else found
+
+
+ON_CHIP = {"tpu": 128 << 20}
+"""Bytes on the chip itself that a compiler counts with a program's temporaries, by platform. Found as what is left of programs of one layer at a time
+whose arrays are told apart (v5e, v5p: libtpu 0.0.42)."""
+
+
+def batch(x: Shapes) -> int:
+    """Bytes of a step's tokens, targets, weights, positions, documents' numbers, and each row's number: 4 bytes each."""
+    return 4 * x.micro * x.rows * ((5 if x.packed else 4) * x.seq + 1)
+
+
+def weights(x: Shapes) -> int:
+    """Bytes of the step's copy of the weights; with ZeRO-3 also one layer's, gathered."""
     lay, leaves = x.layout, x.leaves.values()
-    staged = [s for s in leaves if s.axes[0] == "layer" and lay.stages > 1]
-    copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s) or s in staged]
-    passing = [s for s in leaves if moved(lay, "step", "live", s)]
-    weights = sum(x.elements("step", s) * x.width_of(s) for s in copied)
-    weights += sum(x.elements("live", s) // (s.shape[0] if s.axes[0] == "layer" else 1) * x.width_of(s) for s in passing)
-    gradients = sum(x.elements("grad", s) * 4 for s in leaves if not s.frozen)
-    tokens = x.rows * x.seq
+    copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s) or (_inside(s) and lay.stages > 1)]
+    # what lies outside the layers is done with before they run backward, but for the next micro-batch
+    once = x.micro == 1 and lay.stages == 1
+    freed = [s for s in copied if once and not _inside(s)]
+    return sum(x.elements("step", s) * x.width_of(s) for s in copied) - sum(x.elements("step", s) * x.width_of(s) for s in freed)
+
+
+def gradients(x: Shapes) -> int:
+    """Bytes of gradients where the last layer's backward pass runs: of all layers and of the head, and the sum over micro-batches, fp32."""
+    one = sum(x.elements("grad", s) * x.width_of(s) for s in x.leaves.values() if _inside(s) and not s.frozen)
+    twice = x.micro == 1 or bool(gathers(x.layout))
+    return one + totals(x) + head(x) * (2 if twice else 1)
+
+
+def totals(x: Shapes) -> int:
+    """Bytes of the sum of gradients over micro-batches; 0 for one."""
+    return 4 * sum(x.elements("grad", s) for s in x.leaves.values() if not s.frozen) if x.micro > 1 else 0
+
+
+def head(x: Shapes) -> int:
+    """Bytes of the head, or of the table that is one, whole as the loss needs it."""
+    s = [s for s in x.leaves.values() if "vocab" in s.axes][-1]
+    return x.elements("live", s) * x.width_of(s)
+
+
+def loss(x: Shapes) -> int:
+    """Bytes of one chunk's logits and their gradient, and of the head's gradient, beyond those of the gradients that do not exist before it."""
+    lay = x.layout
+    tokens = x.rows * x.seq // lay.size(lay.inner)
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
-    loss = 2 * math.ceil(tokens / chunks) * rows * 4 + rows * x.config.embed * 4
-    acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": residuals(x)}
-    return {"weights": weights, "gradients": gradients, **acts, "loss": loss}
+    needs = 3 * -(-tokens // chunks) * rows * 4 + 2 * rows * x.config.embed * 4
+    return max(0, needs - (gradients(x) - totals(x)))
 
 
 def residuals(x: Shapes) -> int:
@@ -84,21 +131,5 @@ def residuals(x: Shapes) -> int:
     return sum(part.layers // part.parts * kept(part) for part in by_remat(x).values())
 
 
-def kept(x: Shapes) -> int:
-    """Bytes of activations that one layer keeps on the device for its backward pass, by what `remat`, one word, keeps; a layer of a group its share.
-    An estimate: its matrices' inputs and results."""
-    c, lay = x.config, x.layout
-    work = lay.size((*lay.acts.get("heads", ()), *lay.inner))
-    enters = c.embed // lay.size(lay.stream if lay.square else lay.live.get("embed", ()))
-    stream = c.embed // lay.size((*split_seq(lay), *lay.stream))
-    heads = (c.heads * c.head) // work
-    keys = c.kv_heads * c.head // lay.size((*lay.acts.get("kv_heads", ()), *lay.inner))
-    wide = x.wide // work
-    features = {
-        "full": stream,
-        "selective": 3 * stream + heads + 2 * keys + wide,
-        # also both norms' inputs and results, attention's result and blocks, the activation's result
-        "none": 4 * stream + 2 * enters + 3 * heads + 4 * keys + 2 * wide,
-        "offload": stream,
-    }
-    return x.rows * x.seq * features[row_of(x.remat)] * x.width // group_of(x.remat)
+def _inside(s: Spec) -> bool:
+    return s.axes[0] == "layer"

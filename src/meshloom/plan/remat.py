@@ -11,16 +11,16 @@ from meshloom.parallel.pipe import stashes, table_of
 from meshloom.plan.chain import Chain, Choice, peak, sized, solve
 from meshloom.plan.flight import flight
 from meshloom.plan.hardware import Cluster
-from meshloom.plan.memory import kept, residuals, working
+from meshloom.plan.layer import kept, working_of
+from meshloom.plan.memory import loss, residuals, working
 from meshloom.plan.time import step_time
 from meshloom.runner.run import UNOFFERED, stacks
 
 GROUPS = (2, 4)
 """Layers that may share one input."""
-GRADIENTS = {"cpu": 1.0, "gpu": 0.5, "tpu": 0.5}
-"""Platform -> bytes of gradients that a layer's backward pass holds while it runs, as a part of what the layer computes."""
-READ_BACK = frozenset({"cpu"})
-"""Platforms whose compiler copies what a layer has saved out of the stack of all layers before it uses it."""
+RUNS = {"cpu": 2}
+"""Platform -> repeated units that keep the same, one after the other, at least: of one alone, which is no loop, a CPU's compiler merges what is computed
+again with the first computation, so that nothing is saved. Elsewhere its barriers hold."""
 
 
 class Refined(NamedTuple):
@@ -46,11 +46,11 @@ class Refined(NamedTuple):
 
 
 class Links(NamedTuple):
-    """A chain of a model. chain: of `size` layers a link. outside: bytes that a step
+    """A chain of a model. widths: layers of each link. outside: bytes that a step
     adds beside the layers' activations and the loss. end: those of the loss."""
 
     chain: Chain
-    size: int
+    widths: tuple[int, ...]
     outside: int
     end: int
 
@@ -64,10 +64,10 @@ def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int,
     links = links_of(model, x, cluster, took)
     besides = links.outside + stored
     found = solve(links.chain, limit - besides, links.end, besides)
-    remat = spelled(tuple(word for word in found.words for _ in range(links.size)))
-    row = {choice.word: choice for choice in links.chain[0]}
-    count = len(links.chain)
-    alone = {word: (peak([row[word]] * count, links.end) + besides, row[word].seconds * count) for word in ROWS if word in row}
+    remat = spelled(tuple(word for word, width in zip(found.words, links.widths, strict=True) for _ in range(width)))
+    rows = [{choice.word: choice for choice in choices} for choices in links.chain]
+    uniform = {word: [row[word] for row in rows] for word in ROWS if word in rows[0]}
+    alone = {word: (peak(pieces, links.end) + besides, sum(piece.seconds for piece in pieces)) for word, pieces in uniform.items()}
     return Refined(remat, max(0.0, took(remat) - took("none")), found.peak + besides, limit, alone)
 
 
@@ -76,24 +76,28 @@ def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], fl
 
     Seconds of a word are the difference that it makes to the whole step where all layers have it, shared out evenly: collectives that come again
     included, and what of them hides.  took: a pattern -> seconds of the step.
-    Bytes beside: what the layers compute, as far as it is not saved, and gradients on their way (GRADIENTS)."""
-    slots, platform = x.layers // x.parts, x.layout.platform
-    size = _unit(x)
+    Bytes beside: what the backward pass of a layer works with (plan/layer.py)."""
+    slots, unit = x.layers // x.parts, _unit(x)
+    runs = RUNS.get(x.layout.platform, 1)
     table, stash, bare = table_of(x.layout, x.micro), stashes(x.layout), x._replace(remat="full")
     flying = flight(table, bare, slots, model.name, stash) if table else None
     held = working(model, bare, flying)
     places = flying.rings["kept"].places if flying and stash else 1
-    base, everything = took("none"), kept(x._replace(remat="none"))
-    choices = []
-    for word in _words(x, cluster, size):
-        group = group_of(word)
-        span, whole = max(size, group), slots // group * group
-        remat = word if whole == slots else f"{word} {whole}, none {slots - whole}"
-        seconds = max(0.0, took(remat) - base) * span / whole
-        each = kept(x._replace(remat=word))
-        choices.append(Choice(word, span // size, places * span * each, seconds, beside(everything, group * each, group, platform)))
-    outside = sum(held.values()) - held["activations"] - held["loss"] - (places * residuals(bare) if stash else 0)
-    return Links((tuple(choices),) * (slots // size), size, outside, held["loss"])
+    count = max(1, slots // (unit * runs))
+    widths = (*[unit * runs] * (count - 1), slots - unit * runs * (count - 1))
+    rows: dict[int, list[Choice]] = {width: [] for width in widths}
+    for word in _words(x, cluster, unit):
+        group, one = group_of(word), x._replace(remat=word)
+        whole = slots // group * group
+        each = max(0.0, took(word if whole == slots else f"{word} {whole}, none {slots - whole}") - took("none")) / whole
+        for width, row in rows.items():
+            span = max(width, runs * group)
+            if span % width == 0:
+                row.append(Choice(word, span // width, places * span * kept(one), each * span, working_of(one)))
+    outside = sum(held.values()) - held["activations"] - held["loss"] - held["layer"] - (places * residuals(bare) if stash else 0)
+    alike = lambda at, c: set(widths[at : at + c.layers]) == {widths[at]}
+    chain = tuple(tuple(c for c in rows[width] if alike(at, c)) for at, width in enumerate(widths))
+    return Links(chain, widths, outside, loss(x))
 
 
 def _words(x: Shapes, cluster: Cluster, size: int) -> list[str]:
@@ -107,10 +111,3 @@ def _unit(x: Shapes) -> int:
     """Layers of a pattern that repeats throughout, which a loop takes together; 1 where there is none."""
     found = stacks(x.run[: x.layers // x.parts])
     return len(found[0].unit) if len(found) == 1 else 1
-
-
-def beside(everything: int, saved: int, group: int, platform: str) -> int:
-    """Bytes that the backward pass of a layer, or of a group that is computed again together, holds while it runs beside all that is saved.
-    everything: that a layer computes.  saved: of the whole group."""
-    again = group * everything - saved + (saved if platform in READ_BACK else 0)
-    return int(again + group * GRADIENTS[platform] * everything)

@@ -53,7 +53,16 @@ def pipeline(model: Model, x: Shapes) -> Pipeline | None:
     if where is None or table is None:
         return None
     stash = stashes(x.layout)
+    held = in_flight(model, x)
+    assert held
     times = simulate(table, STASH if stash else RECOMPUTE)
     layers = tuple(tuple(tuple(int(n) for n in slots if n >= 0) for slots in chunks) for chunks in where.layers)
-    held = flight(table, x, len(where.kinds), model.name, stash)
     return Pipeline(table.schedule.name, x.micro, layers, len(where.kinds), times.ticks, times.bubble["uniform"], held)
+
+
+def in_flight(model: Model, x: Shapes) -> Flight | None:
+    """What a pipeline has in flight; None for a layout without one.  Raises ValueError as `pipeline`."""
+    where, table = placed(model, x.config, x.layout), table_of(x.layout, x.micro)
+    if where is None or table is None:
+        return None
+    return flight(table, x, len(where.kinds), model.name, stashes(x.layout))
