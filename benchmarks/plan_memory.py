@@ -4,12 +4,15 @@ pip install "jax[tpu]" && python benchmarks/plan_memory.py [--only WORD] [--list
 
 Each case is compiled in a process of its own and one line is added to plan_memory.jsonl; a case whose line is there with the same job is not compiled
 again.  Takes seconds for a CPU case, minutes for a large TPU one.  docs/plan_memory.md says what the numbers are and holds the prediction against them.
+
+--fit prints the rows of WORKING (src/meshloom/plan/layer.py) of this platform, fitted to the lines that are there; --page the tables of the docs.
 """
 
 import argparse
 import datetime
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -44,7 +47,7 @@ MODELS = {
 }
 
 
-def case(on: str, model: str, layout: str, rows: int, remat: str, micro: int = 1, **more: Any) -> dict[str, Any]:
+def case(on: str, model: str | dict[str, Any], layout: str, rows: int, remat: str, micro: int = 1, **more: Any) -> dict[str, Any]:
     """One case.  rows: sequences of a micro-batch, over all devices."""
     given = {"seq": 512, "dtype": "float32" if on.startswith("cpu") else "bfloat16", **more}
     return {
@@ -115,6 +118,37 @@ CASES = (
     case("v5p:4x4x4", "llama2-7b", "zero3=64", 256, "selective", seq=4096),
 )
 """Where, which model, layout, rows of a micro-batch, what is kept, micro-batches."""
+SHAPES = 8
+"""Random shapes on one device, which the rows of WORKING are fitted to besides."""
+
+
+def random_cases() -> list[dict[str, Any]]:
+    """Small models of random sizes under each remat, and three with a large vocabulary."""
+    rng, found = random.Random("llamaFalse"), []
+    for _ in range(SHAPES):
+        heads, head = rng.choice((4, 8, 8, 16)), rng.choice((32, 64))
+        keys = rng.choice([n for n in (1, 2, 4, 8, 16) if heads % n == 0])
+        sizes = {"layers": rng.choice((3, 4, 6)), "embed": rng.choice((256, 512, 768)), "heads": heads, "kv_heads": keys, "head": head}
+        sizes |= {"ffn": rng.choice((512, 1024, 1408, 2048)), "vocab": 512, "max_seq": 4096}
+        seq = rng.choice((128, 256, 512))
+        rows = rng.choice((2048, 4096)) // seq
+        found += [case("cpu:1", {"family": "llama", **sizes}, "", rows, remat, seq=seq) for remat in ("full", "none", "selective")]
+    for at, (vocab, embed, seq, rows) in enumerate([(32768, 256, 256, 4), (16384, 512, 256, 8), (50304, 256, 512, 4)]):
+        sizes = {
+            "layers": 2,
+            "embed": embed,
+            "heads": 4,
+            "kv_heads": 2,
+            "head": 64,
+            "ffn": 512,
+            "vocab": vocab,
+            "max_seq": 4096,
+            "tied": bool(at % 2),
+        }
+        found.append(case("cpu:1", {"family": "llama", **sizes}, "", rows, "full", seq=seq))
+    return found
+
+
 DATA = Path(__file__).with_suffix(".jsonl")
 JOB = ("on", "model", "layout", "seq", "sequences", "micro", "remat", "dtype")
 
@@ -131,6 +165,11 @@ def known() -> list[dict[str, Any]]:
     return [json.loads(line) for line in DATA.read_text().splitlines()] if DATA.exists() else []
 
 
+def sizes(job: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a case's model."""
+    return MODELS[job["model"]] if isinstance(job["model"], str) else job["model"]
+
+
 def measured(job: dict[str, Any]) -> dict[str, Any]:
     """Compiles one case here.  Returns its line, less the command."""
     on, _, shape = job["on"].partition(":")
@@ -142,7 +181,7 @@ def measured(job: dict[str, Any]) -> dict[str, Any]:
 
     there = jax.devices() if on == "cpu" else tpu.devices(job["on"])
     given = {key: job[key] for key in JOB if key not in ("on", "model")}
-    asked = tpu.Job(MODELS[job["model"]], **given, platform=on if on == "cpu" else "tpu")
+    asked = tpu.Job(sizes(job), **given, platform=on if on == "cpu" else "tpu")
     begin = time.perf_counter()
     line = {**job, "devices": len(there), "jax": jax.__version__, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     if on != "cpu":
@@ -162,6 +201,61 @@ def measured(job: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
+def account(line: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """(shapes of a line's step, bytes of a device by kind, as predicted)."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+    from meshloom.models.table import MODELS as FAMILIES
+    from meshloom.parallel.table import build
+    from meshloom.plan.cost import shapes
+    from meshloom.plan.memory import device_memory, stored
+    from meshloom.plan.stages import pipeline
+    from meshloom.runner.run import How
+
+    model = FAMILIES[line["sizes"]["family"]]
+    c = model.Config(**line["sizes"])
+    lay = build(line["layout"], c, line["seq"], "cpu" if line["on"].startswith("cpu") else "tpu")
+    how = How("scan", line["remat"])
+    x = shapes(model, c, lay, line["seq"], line["sequences"], line["micro"], how, line["dtype"], packed=False)
+    held, pipe = stored(lay, model.specs(c)), pipeline(model, x)
+    return x, dict(device_memory(model, x, {"parameters": held, "optimizer": 2 * held}, pipe and pipe.flight).kinds)
+
+
+def needed(line: dict[str, Any]) -> int:
+    """Bytes that a compiled step needs of a device: its arguments, its temporaries, and the results that are not made in place of arguments."""
+    found = line["bytes"]
+    return found["argument"] + found["temp"] + found.get("output", 0) - found.get("alias", 0)
+
+
+FITTED = ("stream", "enters", "heads", "keys", "wide", "down", "scores", "block", "weights")
+"""Arrays of a layer that are fitted; those of experts are too few to tell apart."""
+
+
+def fitted() -> None:
+    """Least squares with no negative number, of bytes relative to each program's, over dense models without a pipeline."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    for platform in ("cpu", "v5"):
+        for remat in ("full", "selective", "none"):
+            rows, wanted = [], []
+            for line in known():
+                plain = "bytes" in line and line["remat"] == remat and line["on"].startswith(platform) and "experts" not in line["sizes"]
+                if not plain or "pipe" in line["layout"] or (platform == "cpu" and line["dtype"] != "float32"):
+                    continue
+                x, kinds = account(line)
+                if kinds["loss"] or kinds["update"]:
+                    continue
+                from meshloom.plan.layer import parts
+
+                found, total = parts(x), needed(line)
+                rows.append([getattr(found, part) / total for part in FITTED])
+                wanted.append((total - sum(kinds.values()) + kinds["layer"]) / total)
+            if rows:
+                copies, _ = nnls(np.array(rows), np.array(wanted))
+                said = {part: round(float(n), 1) for part, n in zip(FITTED, copies)}
+                print(platform, remat, len(rows), "programs", said, "largest error", f"{max(abs(np.array(rows) @ copies - wanted)):.1%}")
+
+
 def main() -> None:
     """Measures what is not known yet."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -169,11 +263,15 @@ def main() -> None:
     parser.add_argument("--number", type=int, help="the case of this number alone")
     parser.add_argument("--list", action="store_true", help="says what there is and compiles nothing")
     parser.add_argument("--one", type=int, help="compiles the case of this number here and prints its line")
-    given = parser.parse_args()
+    parser.add_argument("--fit", action="store_true", help="prints fitted rows of WORKING")
+    given, every = parser.parse_args(), [*CASES, *random_cases()]
     if given.one is not None:
-        print("LINE " + json.dumps(measured(CASES[given.one])), flush=True)
+        print("LINE " + json.dumps(measured(every[given.one])), flush=True)
         return
-    for number, job in enumerate(CASES):
+    if given.fit:
+        fitted()
+        return
+    for number, job in enumerate(every):
         have = any({key: line[key] for key in JOB} == job for line in known())
         if given.only not in name(job) or given.number not in (None, number) or (have and not given.list):
             continue
@@ -185,7 +283,7 @@ def main() -> None:
         if not lines:
             print(done.stderr[-2000:], flush=True)
             continue
-        line = json.loads(lines[0][5:]) | {"command": "python benchmarks/plan_memory.py"}
+        line = json.loads(lines[0][5:]) | {"sizes": sizes(job), "command": "python benchmarks/plan_memory.py"}
         print("    ", line.get("bytes", line.get("error")), line.get("seconds"), flush=True)
         with DATA.open("a") as out:
             out.write(json.dumps(line) + "\n")

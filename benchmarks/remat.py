@@ -2,8 +2,9 @@
 
 python benchmarks/remat.py [--rounds 5] > benchmarks/remat.json
 
-One device, the whole train step, layers in a loop. Limits are bytes that a step may add to what is stored, by the formulas; the compiler's
-bytes of the chosen pattern stand beside them. docs/remat.md shows the tables.
+One device, the whole train step, layers in a loop. Time is the processor's, over all cores, so that what else runs on the machine counts little.
+Limits are bytes that a step may add to what is stored, by the formulas; the compiler's bytes of the chosen pattern stand beside them. docs/remat.md
+shows the tables.
 """
 
 import argparse
@@ -67,16 +68,16 @@ def program(remat: str) -> tuple[Any, Any, Any]:
 
 
 def measured(patterns: list[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Pattern -> bytes that the compiler says a step adds, seconds of the fastest of its steps, all patterns in turns."""
+    """Pattern -> bytes that the compiler says a step adds, processor seconds (of all cores) of the cheapest of its steps, all patterns in turns."""
     made = {remat: program(remat) for remat in patterns}
     states = {remat: state for remat, (_, state, _) in made.items()}
     took: dict[str, list[float]] = {remat: [] for remat in patterns}
     for turn in range(rounds + 1):
         for remat, (step, _, rows) in made.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             states[remat], told = step(states[remat], rows)
             jax.block_until_ready((states[remat], told))
-            took[remat] += [time.perf_counter() - begin] * (turn > 0)
+            took[remat] += [time.process_time() - begin] * (turn > 0)
     return {
         remat: {
             "temp": made[remat][0].memory_analysis().temp_size_in_bytes,

@@ -1,5 +1,8 @@
 """Programs, machines and shapes that the tests of `auto` share."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -8,7 +11,7 @@ from meshloom.auto.price import Rates
 
 SLOW = """
 name: slow
-platform: cpu
+platform: gpu
 memory: 4e9
 bandwidth: 1e11
 flops: {float32: 1e10}
@@ -23,10 +26,16 @@ shape: 1x64
 ADAM = optax.adam(1e-2)
 
 
-def rates(**sizes: int) -> Rates:
-    """Links of 1 GB/s and 1 us, 10 GFLOP/s, 100 GB/s of memory."""
-    n = len(sizes)
-    return Rates(sizes, {"float32": 1e10}, 1e11, (1e9,) * n, (1e-6,) * n, 0.0, 10**9, "test")
+def rates(latency: float = 1e-6, **sizes: int) -> Rates:
+    """Rings of 1 GB/s (Thakur, Rabenseifner, Gropp 2005), 10 GFLOP/s, 100 GB/s of memory.  latency: of a step, seconds."""
+    ways = {}
+    for n in range(1, len(sizes) + 1):
+        for axes in itertools.combinations(range(len(sizes)), n):
+            devices = math.prod(list(sizes.values())[a] for a in axes)
+            once = ((devices - 1) * latency, (devices - 1) / devices / 1e9)
+            ways |= {(kind, axes): once for kind in ("all-gather", "reduce-scatter", "all-to-all")}
+            ways |= {("all-reduce", axes): (2 * once[0], 2 * once[1]), ("collective-permute", axes): (latency, 1e-9)}
+    return Rates(sizes, {"float32": 1e10}, 1e11, ways, 10**9, "test")
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

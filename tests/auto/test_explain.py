@@ -4,10 +4,12 @@ import jax
 import pytest
 
 from auto.cases import SLOW, on_a_cpu, sizes, step
-from meshloom.auto.explain import Line, Plan, shaped
+from meshloom.auto.explain import Line, Plan, notes_of, shaped
+from meshloom.auto.graph import Graph, Node
 from meshloom.auto.parallelize import parallelize
 from meshloom.auto.price import Move
 from meshloom.auto.program import Value
+from meshloom.auto.solve import Solved
 from meshloom.plan.hlo import collectives, total
 
 
@@ -61,3 +63,12 @@ def test_what_a_reader_should_know_is_noted(slow: str) -> None:
     made = parallelize(lambda x: jax.numpy.linalg.cholesky(x @ x.T + table), (sizes(8, 8, 8)[2],), mesh="x=8", on=slow)
     assert "Without strategies, so whole on every device: cholesky" in str(made.plan)
     assert "closes over arrays of 256 B" in str(made.plan)
+
+
+def test_a_search_that_stopped_early_is_said() -> None:
+    nodes = [Node("", "", [], [], [], {}, 1.0, 0)] * 3
+    graph = Graph(nodes, [], [], 0, {"fft": 2, "while (its costs counted once)": 1}, {})
+    told = notes_of(graph, 0, Solved([], 1.0, 0.05, 0.0, 60.0, 0), 1e-3, 2)
+    assert told[0] == "The search stopped early: this choice may cost up to 5.0% more than the best."
+    assert "fft (2 x), while" in told[1] and told[2].startswith("3 operations and inputs in 2 decisions") and len(told) == 3
+    assert notes_of(graph._replace(replicated={}), 0, Solved([], 1.0, 5e-4, 0.0, 60.0, 0), 1e-3, 3) == ()

@@ -3,17 +3,26 @@
 import pytest
 
 from meshloom.auto.machine import rates, size
+from meshloom.auto.price import Move
+from meshloom.core.layout import Layout
+from meshloom.parallel.base import Collective
 from meshloom.plan.hardware import read
+from meshloom.plan.hlo import KINDS
+from meshloom.plan.link import seconds
 
 
-def test_inner_axes_lie_inside_a_node() -> None:
-    h = read("h100:4x8")
-    r = rates(h, {"data": 4, "model": 8})
-    assert r.rate == (h.hardware.between.rate, h.hardware.inside.rate) and r.latency[1] == h.hardware.inside.latency
-    across = rates(h, {"data": 2, "model": 16})
-    assert across.rate == (h.hardware.between.rate,) * 2
-    assert rates(h, {"data": 2, "model": 4}).rate == (h.hardware.inside.rate,) * 2
-    assert r.memory == h.hardware.memory and r.flops["bfloat16"] == h.hardware.flops["bfloat16"] * h.hardware.efficiency
+@pytest.mark.parametrize(
+    "on, sizes", [("h100:4x8", {"data": 4, "model": 8}), ("v5e:4x8", {"data": 4, "model": 8}), ("a100:1x8", {"x": 2, "y": 4})]
+)
+def test_seconds_are_those_of_the_planner(on: str, sizes: dict) -> None:
+    cluster = read(on)
+    r, layout, names = rates(cluster, sizes), Layout(sizes), list(sizes)
+    assert set(r.ways) == {(kind, axes) for kind in KINDS for axes in ((0,), (1,), (0, 1))}
+    for kind, axes in r.ways:
+        for count in (0, 12345, 10**8):
+            want = seconds(Collective(kind, tuple(names[a] for a in axes), 1, count, "", ""), layout, cluster)
+            assert r.moved(Move(kind, axes, count)) == pytest.approx(want, rel=1e-6)
+    assert r.memory == cluster.hardware.memory and r.flops["bfloat16"] == cluster.hardware.flops["bfloat16"] * cluster.hardware.efficiency
 
 
 def test_axes_of_one_device_are_left_out() -> None:

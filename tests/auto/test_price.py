@@ -53,11 +53,9 @@ def test_a_gather_an_exchange_and_a_slice() -> None:
     assert reshard((0, 1), (WHOLE, 1), 64, (2, 4)) == (Move("all-gather", (0,), 16),)
 
 
-def test_seconds_are_the_ring_formulas() -> None:
+def test_seconds_are_a_line_over_bytes() -> None:
     r, size, n = rates(x=4), 10**6, 4
     assert np.isclose(r.moved(Move("all-gather", (0,), size)), (n - 1) * 1e-6 + (n - 1) / n * size / 1e9)
     assert np.isclose(r.moved(Move("all-reduce", (0,), size)), 2 * r.moved(Move("reduce-scatter", (0,), size)))
-    assert r._replace(sizes={"x": 1}).moved(Move("all-reduce", (0,), size)) == 0
     assert r.computed(1e10, "float32") == 1 and r.computed(1e10, "int4") == 1 and r.touched(1e11) == 1
     assert r.devices((0,)) == 4 and parts((0, WHOLE), (2, 4)) == 2
-    assert r._replace(start=1.0).moved(Move("all-gather", (0,), size)) > 1

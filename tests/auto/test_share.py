@@ -62,7 +62,7 @@ def test_far_uses_do_not() -> None:
 @pytest.mark.parametrize("between, gathers", [(2, 1), (NEAR + 2, 2)])
 def test_the_compiled_program_moves_as_often(between: int, gathers: int) -> None:
     """w lies split and is gathered for rows that are split, once where its uses are close, twice where they are not."""
-    args, r = (f32(64, 16), f32(16, 16), [f32(16, 16)] * between), rates(x=8)._replace(latency=(0.0,))
+    args, r = (f32(64, 16), f32(16, 16), [f32(16, 16)] * between), rates(0.0, x=8)
     leaves, tree = jax.tree.flatten(args)
     program, *_ = trace(apart, leaves, tree)
     ins = program.block.ins

@@ -3,7 +3,7 @@
 import pytest
 
 from meshloom.parallel.base import PLACES
-from meshloom.parallel.pipe import PIPELINE, chunks_in, fits, layers_in, schedule_in
+from meshloom.parallel.pipe import PIPELINE, chunks_in, fits, layers_in, schedule_in, skips
 from meshloom.parallel.table import build, parse, spell
 from meshloom.plan.cost import shapes, step_cost
 from meshloom.runner.run import How
@@ -55,6 +55,22 @@ def test_stated_layers_are_of_parts_in_the_order_of_the_model() -> None:
         f"interleaved4: {PIPELINE.options['interleaved2']}",
         "mine.csv: a table of your own",
     ]
+
+
+@pytest.mark.parametrize(
+    "spelling, said",
+    [
+        ("pipe=2:skip tensor=2", "a layer moves something over tensor, in which the devices of all stages keep step. Leave 'skip' out"),
+        ("pipe=2:skip zero3=2", "a layer moves something over zero3"),
+        ("pipe=2:skip zero2=2", "a layer moves something over zero2"),
+        ("pipe=2:skip context=2", "a layer moves something over context"),
+        ("pipe=2:skip,stash", "'stash' keeps what every slot's backward pass needs. Use one of them"),
+    ],
+)
+def test_skips_only_what_moves_nothing(spelling, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(spelling, config("llama")[1], 16)
+    assert skips(build("pipe=2:zb,skip,1+1 data=2 zero1=2", config("llama")[1], 16)) and not skips(build("pipe=2", config("llama")[1], 16))
 
 
 def test_refuses_sizes_that_do_not_divide() -> None:

@@ -98,4 +98,4 @@ def test_long_rows_keep_no_scores() -> None:
 
 
 def test_total() -> None:
-    assert total(Parts(*range(1, 14)), (1.5, *[0] * 11, 2)) == 28
+    assert total(Parts(*range(1, 15)), (1.5, *[0] * 12, 2)) == 30

@@ -12,6 +12,7 @@ from meshloom.parallel.table import build
 from meshloom.plan.chain import peak
 from meshloom.plan.cost import shapes
 from meshloom.plan.hardware import Cluster, read
+from meshloom.plan.memory import working
 from meshloom.plan.remat import choose, links_of
 from meshloom.plan.time import step_time
 from meshloom.runner.run import How, stacks
@@ -51,6 +52,23 @@ def test_is_no_slower_than_any_split_between_two_words() -> None:
 
 def test_nothing_is_computed_again_where_all_fits() -> None:
     assert choose(*asked(), 500 * GB)[:2] == ("none", 0.0)
+
+
+@pytest.mark.parametrize("limit", [20, 30, 40])
+def test_the_peak_is_that_of_the_plan(limit: int) -> None:
+    """What `meshloom layout` and a run say of the chosen pattern is what it was chosen by; a group's shares of an input are rounded down."""
+    model, x, *_ = given = asked()
+    got = choose(*given, limit * GB)
+    assert "," in got.remat
+    assert sum(working(model, x._replace(remat=got.remat)).values()) == pytest.approx(got.peak, rel=1e-6)
+
+
+def test_an_update_that_does_not_fit_is_no_matter_of_layers() -> None:
+    given = asked("data=64", sequences=64)
+    with pytest.raises(
+        ValueError, match=r"the optimizer's update takes [\d.]+ GB whatever they keep, [\d.]+ GB more. Use a layout that splits more"
+    ):
+        choose(*given, 10 * GB)
 
 
 def test_less_memory_takes_more_time() -> None:

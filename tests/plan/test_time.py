@@ -13,7 +13,7 @@ from meshloom.plan.cost import shapes, step_cost
 from meshloom.plan.flops import train_flops
 from meshloom.plan.hardware import Cluster, Hardware, Link, read
 from meshloom.plan.link import seconds
-from meshloom.plan.time import BESIDE, PASSES, Work, duration, rate, step_time
+from meshloom.plan.time import BESIDE, PASSES, Work, duration, passes, rate, step_time
 from meshloom.plan.work import works
 from meshloom.runner.run import How
 
@@ -91,6 +91,29 @@ def test_slots_that_no_layer_fills_are_bubble():
     uneven, even = (step_time(MODEL, "pipe=4", at("pipe=4", c=c, micro=8), cluster) for c in (more, full))
     assert uneven.total == pytest.approx(even.total)
     assert uneven.of("bubble") > even.of("bubble")
+
+
+def test_slots_that_are_left_out_take_no_time():
+    """Stages of 1, 3, 1 and 5 layers: a tick takes 5, and 3 where the longest have 3; a stated even split takes what the default does."""
+    c = MODEL.Config(**{**C.model_dump(), "layers": 10})
+    of = lambda spelling, c=c: step_time(MODEL, spelling, at(spelling, c=c, micro=8), Cluster(ideal(), (1, 4))).total
+    five, three = (MODEL.Config(**{**C.model_dump(), "layers": n}) for n in (20, 12))
+    assert of("pipe=4:skip,1+3+1+5") == pytest.approx(of("pipe=4:skip", five)) == pytest.approx(of("pipe=4:1+3+1+5"))
+    assert of("pipe=4:skip,3+2+3+2") == pytest.approx(of("pipe=4", three))
+    assert of("pipe=4:skip,3+2+3+2") < of("pipe=4:skip,1+3+1+5")
+
+
+def test_dense_layers_first_take_fewer_where_empty_slots_are_left_out():
+    """3 dense and 9 sparse layers on 4 stages: slots of both kinds in every part, or three layers in each."""
+    model = MODELS["deepseek"]
+    c = model.Config(
+        layers=12, embed=64, heads=4, ffn=256, vocab=256, experts=8, top=2, expert_ffn=64, first_dense=3, shared=1, groups=2, top_groups=1,
+        key_rank=16, query_rank=16, nope_head=8, rope_head=8, value_head=8,
+    )  # fmt: skip
+    x = lambda spelling: shapes(model, c, build(spelling, c, 64), 64, 8, 8, How(), "bfloat16")
+    with_, without = x("pipe=4:skip,3+3+3+3"), x("pipe=4:3+3+3+3")
+    assert with_.flow and with_.flow.heavy == (model.kinds(c)[0],) * 3 and len(without.run) == 4 * 6
+    assert passes(with_).share[0] == 2 * passes(without).share[0]
 
 
 def slow(platform: str, between: float = 1e11) -> Cluster:

@@ -36,6 +36,7 @@ def test_no_slot_is_wasted_where_layers_divide() -> None:
 def test_few_slots_where_they_do_not() -> None:
     assert len(place((WIDE,) * 7, 4, 1).kinds) == 2
     assert place((D, D, D) + (S,) * 58, 4, 1).kinds == (D,) * 3 + (S,) * 15, "58 in 4 parts are 15 each, and the 3 others once"
+    assert place((WIDE,) * 7, 4, 1).said(skip=True).endswith("1 of 8 slots hold no layer and are left out")
     said = place((WIDE,) * 7, 4, 1).said()
     assert "7 layers on 4 stages of 2 slots each; 1 of 8 slots" in said and "14% more work" in said
 

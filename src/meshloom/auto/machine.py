@@ -1,12 +1,19 @@
 """The machine that a plan is for: its rates along the axes of a mesh, and its memory."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
 
 from meshloom.auto.price import Rates
-from meshloom.plan.hardware import Cluster, Link
+from meshloom.core.layout import Layout
+from meshloom.parallel.base import Collective
+from meshloom.plan.hardware import Cluster
+from meshloom.plan.hlo import KINDS
+from meshloom.plan.link import seconds
 
+BYTES = 10**9
+"""Of the collective by which the seconds for each byte are measured."""
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -21,17 +28,21 @@ def rates(cluster: Cluster, sizes: Mapping[str, int]) -> Rates:
             f"on='{h.name}:...'."
         )
     split = {name: size for name, size in sizes.items() if size > 1}
-    links = [_link(cluster, math.prod(list(split.values())[i:])) for i in range(len(split))]
     flops = {dtype: rate * h.efficiency for dtype, rate in h.flops.items()}
     flops.setdefault("float32", min(flops.values()))
-    return Rates(
-        split, flops, h.bandwidth * h.stream, tuple(l.rate for l in links), tuple(l.latency for l in links), h.start, h.memory, cluster.label
-    )  # fmt: skip
+    return Rates(split, flops, h.bandwidth * h.stream, ways(cluster, split), h.memory, cluster.label)
 
 
-def _link(cluster: Cluster, reach: int) -> Link:
-    """The link along a mesh axis that, with the axes inside it, spans `reach` devices: that of a node or slice while these fit into one."""
-    return cluster.hardware.inside if reach <= cluster.devices // cluster.slices else cluster.hardware.between
+def ways(cluster: Cluster, sizes: Mapping[str, int]) -> dict[tuple[str, tuple[int, ...]], tuple[float, float]]:
+    """(kind of collective, numbers of mesh axes) -> seconds of one, and seconds for each byte: the lines that `plan.link.seconds` draws."""
+    layout, names, found = Layout(sizes), list(sizes), {}
+    for kind in KINDS:
+        for n in range(1, len(names) + 1):
+            for axes in itertools.combinations(range(len(names)), n):
+                one = Collective(kind, tuple(names[a] for a in axes), 1, 0, "step", "")
+                bare = seconds(one, layout, cluster)
+                found[kind, axes] = (bare, (seconds(one._replace(bytes=BYTES), layout, cluster) - bare) / BYTES)
+    return found
 
 
 def size(said: int | float | str) -> int:

@@ -19,15 +19,13 @@ class Move(NamedTuple):
 
 class Rates(NamedTuple):
     """What seconds follow from.  sizes: devices on each mesh axis, outermost first.  flops: a second, of one device, that large products reach, by
-    type.  bandwidth: bytes a second to its memory.  rate, latency: of the link along each mesh axis, bytes a second and seconds of a step.
-    start: seconds before a collective moves anything.  memory: bytes of a device.  label: the machine in words."""
+    type.  bandwidth: bytes a second to its memory.  ways: (kind of collective, mesh axes) -> seconds of one, and seconds for each byte.
+    memory: bytes of a device.  label: the machine in words."""
 
     sizes: Mapping[str, int]
     flops: Mapping[str, float]
     bandwidth: float
-    rate: tuple[float, ...]
-    latency: tuple[float, ...]
-    start: float
+    ways: Mapping[tuple[str, tuple[int, ...]], tuple[float, float]]
     memory: int
     label: str
 
@@ -41,16 +39,9 @@ class Rates(NamedTuple):
         return math.prod(self.mesh[a] for a in axes)
 
     def moved(self, move: Move) -> float:
-        """Seconds of one collective: steps x latency + bytes that a device sends / rate; along several mesh axes at the slowest of their links.
-        Source: Thakur et al. 2005, ring algorithms; Alpa (Zheng et al. 2022) uses the same forms."""
-        n = self.devices(move.axes)
-        if n == 1:
-            return 0.0
-        rate, latency = min(self.rate[a] for a in move.axes), max(self.latency[a] for a in move.axes)
-        if move.kind == "collective-permute":
-            return self.start + latency + move.bytes / rate
-        steps = (2 if move.kind == "all-reduce" else 1) * (n - 1)
-        return self.start + steps * latency + steps / n * move.bytes / rate
+        """Seconds of one collective."""
+        one, each = self.ways[move.kind, move.axes]
+        return one + each * move.bytes
 
     def computed(self, flops: float, dtype: str) -> float:
         """Seconds of this many operations on one device."""

@@ -29,4 +29,5 @@ def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
         layers = sum(in_stack(path, kind.stack) for kind in run)
         return replace(s, shape=(layers, *s.shape[1:]), used=(layers, *s.used[1:])) if layers else None
 
-    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight)
+    flow = x.flow and x.flow._replace(heavy=())
+    return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight, flow=flow)

@@ -14,7 +14,8 @@ from pathlib import Path
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
 from meshloom.core.tree import Same
-from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
+from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.flow import Flow, Ticks
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
 from meshloom.parallel.slots import Table, arrivals, compile, segments
 from meshloom.parallel.tensor1d import loss
@@ -23,6 +24,8 @@ TABLE = ".csv"
 """How the name of a file with a table of the user's own ends."""
 STASH = "stash"
 """The option to keep what a backward pass needs."""
+SKIP = "skip"
+"""The option to leave out what a stage has no layer for."""
 STATED = re.compile(r"\d+(\+\d+)*")
 """The option that says how many layers each part has."""
 
@@ -41,7 +44,7 @@ def schedule_of(options: tuple[str, ...]) -> str:
 
 def schedules_of(options: tuple[str, ...]) -> list[str]:
     """All schedules that the options of a spelling name."""
-    return [option for option in options if option != STASH and not STATED.fullmatch(option)]
+    return [option for option in options if option not in (STASH, SKIP) and not STATED.fullmatch(option)]
 
 
 def layers_of(options: tuple[str, ...]) -> tuple[int, ...]:
@@ -105,6 +108,11 @@ def stashes(lay: Layout) -> bool:
     return STASH in lay.options.get(PIPE, ())
 
 
+def skips(lay: Layout) -> bool:
+    """Whether a stage computes no slots that none of its layers fills."""
+    return SKIP in lay.options.get(PIPE, ())
+
+
 def check(c, seq: int, asked: Asked) -> None:
     """Refuses more stages than layers, two schedules, and layers of stages that are not the model's."""
     given = schedules_of(asked.options)
@@ -146,6 +154,22 @@ def _stated(layers: int, asked: Asked) -> None:
         raise ValueError(f"'{said[0]}' gives a stage no layer; each has one at least. Write {even}, or use fewer stages.")
     if sum(sizes) != layers:
         raise ValueError(f"'{said[0]}' is {sum(sizes)} layers, and the model has {layers}. Let the numbers add up to that, such as {even}.")
+
+
+def still(c, seq: int, lay: Layout) -> None:
+    """Refuses `skip` where a layer moves something between devices, in which all that do take part, and where what a backward pass needs is kept."""
+    if not skips(lay):
+        return
+    if stashes(lay):
+        raise ValueError("'skip' leaves slots out, and 'stash' keeps what every slot's backward pass needs. Use one of them.")
+    within = lay.within
+    inside = [over for table in ("step", "live", "grad") for over in getattr(within, table).values()]
+    moving = {a for over in inside for a in over} | {a for over in within.acts.values() for a in over if a not in within.batch}
+    if moving:
+        raise ValueError(
+            f"'skip' leaves out the slots that a stage has no layer for, and under this layout a layer moves something over {', '.join(sorted(moving))}, in "
+            "which the devices of all stages keep step. Leave 'skip' out, or split by data and zero1 alone beside the pipeline."
+        )
 
 
 def fits(layers: int, stages: int, chunks: int) -> None:
@@ -234,7 +258,7 @@ def _ticks(same: Same) -> Ticks:
     return Ticks(*found)
 
 
-def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
+def flow(lay: Layout, micro: int, parts: int, seen: bool, heavy: tuple = ()) -> Flow:
     """What a pipeline makes of a step.  Embedding and head gather their weights once a micro-batch each; ticks that are no turn of a loop are one piece
     of straight code, of which a CPU's compiler gathers once."""
     table = table_of(lay, micro)
@@ -248,6 +272,7 @@ def flow(lay: Layout, micro: int, parts: int, seen: bool) -> Flow:
         table.schedule.splits,
         (micro - once(straight[0]), micro - once(straight[1]), 2 * micro - once(sum(straight))),
         ticks(table),
+        heavy if skips(lay) else (),
     )
 
 
@@ -295,5 +320,6 @@ NAMES = {"interleaved": "interleaved2"}
 OPTIONS = {
     **{NAMES.get(name, name): row.what for name, row in SCHEDULES.items()},
     STASH: "a stage keeps what its backward pass needs, and computes nothing again",
+    SKIP: "a stage computes no slots that none of its layers fills",
 }
-PIPELINE = Strategy(PIPE, layout, check, cost, "each device runs some of the layers", options=OPTIONS, also=also)
+PIPELINE = Strategy(PIPE, layout, check, cost, "each device runs some of the layers", options=OPTIONS, also=also, fits=still)

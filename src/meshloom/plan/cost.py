@@ -10,13 +10,13 @@ from meshloom.core.order import padded
 from meshloom.core.remat import group_of, spelled, words_of
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
-from meshloom.models.base import Model
+from meshloom.models.base import Kind, Model
 from meshloom.parallel import pipe
 from meshloom.parallel.base import LAYER, PLACES, Collective, Shapes, merge, ordered, unreached
 from meshloom.parallel.part import by_remat, restricted
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
-from meshloom.runner.place import ranks
+from meshloom.runner.place import Place, ranks
 from meshloom.runner.run import How, stacks
 from meshloom.runner.stage import placed
 
@@ -56,8 +56,16 @@ def shapes(model: Model, c: Any, layout: Layout, seq: int, sequences: int, micro
         kinds=model.kinds(c),
         packed=packed,
         run=where.kinds * parts if where else model.kinds(c),
-        flow=pipe.flow(layout, micro, parts, how.runner == "unroll" or stacks(where.kinds, how.remat)[-1].repeat == 1) if where else None,
+        flow=pipe.flow(layout, micro, parts, how.runner == "unroll" or stacks(where.kinds, how.remat)[-1].repeat == 1, heavy(where))
+        if where
+        else None,
     )
+
+
+def heavy(where: Place) -> tuple[Kind, ...]:
+    """Kinds of the layers of the part that has most."""
+    parts = where.layers.reshape(-1, len(where.kinds)) >= 0
+    return tuple(kind for kind, filled in zip(where.kinds, parts[parts.sum(1).argmax()]) if filled)
 
 
 def as_run(model: Model, c: Any, layout: Layout) -> Tree:

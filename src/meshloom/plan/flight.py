@@ -27,4 +27,4 @@ def flight(table: Table, x: Shapes, layers: int, name: str, stash: bool = False)
     if stash:
         rings["kept"] = rings["kept"]._replace(holds="what each F leaves for its B")
     said = f"{name}, {x.rows} x {x.seq} tokens of a micro-batch, {x.dtype}"
-    return Flight(said, layers, rings, 0 if stash else residuals)
+    return Flight(said, layers, rings, residuals)

@@ -23,7 +23,8 @@ class Parts(NamedTuple):
     attention makes; keys, or values. wide: what `up` and `gate` make. down: what the last product reads. scores: all that causal attention computes,
     fp32, where its exponentials are kept; else 0. block: of the largest block, fp32. outs: attention's result, fp32. numbers: one fp32 number a token.
     weights: the layer's own that are gathered for its run, and its gradients that are scattered after it, whole. shards: the device's parts of
-    weights, where a layer gathers any. routed: rows of all experts, each with its embed; 0 without.
+    weights, where a layer gathers any. routed: rows of all experts, each with its embed; experts: their
+    weights, those of a layer; 0 without.
     """
 
     stream: float
@@ -39,37 +40,44 @@ class Parts(NamedTuple):
     weights: float
     shards: float
     routed: float
+    experts: float = 0
 
 
 KEPT = {
-    "full": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
-    "selective": Parts(2, 0, 1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-    "none": Parts(2, 2, 2, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2),
-    "offload": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "full": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "selective": Parts(2, 0, 1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "none": Parts(2, 2, 2, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2, 0),
+    "offload": Parts(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
 }
 """How many of each a layer keeps, by what is kept: its input alone; also the results of its products, but the last; also what both norms make and one
 number a token of each, attention's result as it is and, in fp32, in blocks, the exponentials of its scores, and the activation's result."""
-LONG = {"none": Parts(2, 2, 1, 2, 1, 1, 0, 0, 1, 2, 0, 1, 2)}
+LONG = {"none": Parts(2, 2, 1, 2, 1, 1, 0, 0, 1, 2, 0, 1, 2, 0)}
 """The same where attention goes by blocks of queries and keys: its result is kept once."""
 
 WORKING = {
-    ("cpu", "full"): Parts(4.9, 4.2, 3.0, 6.1, 3.1, 0, 1.4, 2.8, 0, 0, 0, 0, 0),
-    ("cpu", "selective"): Parts(0, 7.2, 4.2, 10.7, 1.0, 0, 0.9, 4.1, 0, 0, 0, 0, 0),
-    ("cpu", "offload"): Parts(0, 7.2, 4.2, 10.7, 1.0, 0, 0.9, 4.1, 0, 0, 0, 0, 0),
-    ("cpu", "none"): Parts(5.8, 0, 4.7, 10.0, 1.3, 0, 0.6, 2.3, 0, 0, 0, 0, 0),
-    ("tpu", "full"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
-    ("tpu", "selective"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
-    ("tpu", "offload"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
-    ("tpu", "none"): Parts(0, 0, 0, 0, 2, 0, 0, 9, 0, 0, 1, 0, 0),
+    ("cpu", "full"): Parts(5.3, 3.9, 2.6, 6.5, 3.5, 0, 2.1, 0, 0, 0, 0.1, 0, 9.4, 1.6),
+    ("cpu", "selective"): Parts(0, 8.1, 4.1, 13.3, 1.2, 0, 1.7, 0, 0, 0, 0.3, 0, 9.4, 1.6),
+    ("cpu", "offload"): Parts(0, 8.1, 4.1, 13.3, 1.2, 0, 1.7, 0, 0, 0, 0.3, 0, 9.4, 1.6),
+    ("cpu", "none"): Parts(3.4, 2.8, 4.8, 9.7, 1.5, 0.4, 1.1, 0, 0, 0, 0.2, 0, 9.4, 1.6),
+    ("gpu", "full"): Parts(4, 0, 2, 2, 2, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "selective"): Parts(4, 0, 2, 2, 1, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "offload"): Parts(4, 0, 2, 2, 2, 1, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("gpu", "none"): Parts(4, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1, 0, 4, 1),
+    ("tpu", "full"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
+    ("tpu", "selective"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
+    ("tpu", "offload"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
+    ("tpu", "none"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
 }
-"""Copies at a time where the backward pass of a layer needs most, beside what it was kept, by platform and by what is kept. FITTED."""
+"""Copies at a time where the backward pass of a layer needs most, beside what it was kept, by platform and by what is kept. Fitted by
+`python benchmarks/plan_memory.py --fit` to the compiled programs of benchmarks/plan_memory.jsonl; those of experts (the last two) by hand to three programs
+of a CPU. They include what an allocator leaves between buffers. Those of GPUs are an estimate by hand, of no program."""
 
 
 def working_of(x: Shapes) -> int:
     """Bytes that the backward pass of one layer works with, beside what it was kept: what it computes again, gradients, a compiler's gaps.  x: of one
     word of remat; of a group all that the others of it compute again is there too."""
     row, found = row_of(x.remat), parts(x)
-    platform = x.layout.platform if (x.layout.platform, row) in WORKING else "tpu"
+    platform = x.layout.platform if (x.layout.platform, row) in WORKING else "gpu"
     return total(found, WORKING[platform, row]) + (group_of(x.remat) - 1) * kept(x._replace(remat="none"))
 
 
@@ -80,7 +88,8 @@ def parts(x: Shapes) -> Parts:
     inside = [s for s in x.leaves.values() if s.axes[0] == "layer"] if passed else []
     each = lambda table, leaves: sum(x.elements(table, s) // (s.shape[0] // lay.stages) * x.width_of(s) for s in leaves)
     passing = [s for table in ("step", "grad") for s in inside if moved(lay, table, "live", s)]
-    return activations(x)._replace(weights=each("live", passing), shards=each("grad", inside))
+    experts = sum(x.layer(s) * x.width_of(s) for s in x.leaves.values() if "expert" in s.axes and s.axes[0] == "layer")
+    return activations(x)._replace(weights=each("live", passing), shards=each("grad", inside), experts=experts)
 
 
 def activations(x: Shapes) -> Parts:
@@ -110,6 +119,7 @@ def activations(x: Shapes) -> Parts:
         weights=0,
         shards=0,
         routed=rows * c.embed * width,
+        experts=0,
     )
 
 

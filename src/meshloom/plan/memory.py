@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from meshloom.core.layout import Layout
 from meshloom.core.leaf import gathers
+from meshloom.core.remat import words_of
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree
 from meshloom.models.base import Model
@@ -64,23 +65,31 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
     chip: what the compiler keeps on the chip itself.
     In a pipeline weights and gradients are those of a stage; flight: what it has in flight; then activations are those of one chunk's backward, or what
     all in flight keep."""
+    step, x = weights(x), x._replace(dtype=COMPUTES.get((x.layout.platform, x.dtype), x.dtype))
     acts = {"in flight": flight.bytes - flight.chunk, "activations": flight.chunk} if flight else {"activations": residuals(x)}
     found = {
         "batch": batch(x),
-        "weights": weights(x),
+        "weights": step,
         "gradients": gradients(x),
         **acts,
-        "layer": max(map(working_of, by_remat(x).values())),
+        "layer": beside(x),
     }
+    if x.flow and x.layers == x.parts:  # a part of one layer is no loop, which would stack its gradients beside the layer's own
+        found["layer"] = max(0, found["layer"] - stacked(x))
     updated = 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
     found["loss"] = max(0, loss(x) - found["layer"])
     found["update"] = max(0, 2 * updated - sum(found.values()) + found["batch"])
     return {**found, "chip": ON_CHIP[x.layout.platform]} if x.layout.platform in ON_CHIP else found
 
 
+COMPUTES = {("cpu", "bfloat16"): "float32", ("cpu", "float16"): "float32"}
+"""(platform, type of the arithmetic) -> the type that a compiler computes in, and keeps, where it has none of the other."""
+HEADS = {"cpu": (3, 3), "gpu": (2, 2), "tpu": (1, 4)}
+"""Copies of the head's gradient, fp32, at a time in the loss, by platform; where the head is whole between micro-batches, and where it is gathered. Fitted
+to three programs of a CPU, and to Llama 3 70B under zero3=512 on TPU v5p; of GPUs an estimate."""
 ON_CHIP = {"tpu": 128 << 20}
-"""Bytes on the chip itself that a compiler counts with a program's temporaries, by platform. Found as what is left of programs of one layer at a time
-whose arrays are told apart (v5e, v5p: libtpu 0.0.42)."""
+"""Bytes of memory on the chip itself (VMEM), by platform, which a compiler counts with a program's temporaries: taken from a program of one v5e chip, of
+whose temporaries they were what its arrays did not explain."""
 
 
 def batch(x: Shapes) -> int:
@@ -93,16 +102,28 @@ def weights(x: Shapes) -> int:
     lay, leaves = x.layout, x.leaves.values()
     copied = [s for s in leaves if (x.dtype != s.dtype and not s.exact) or moved(lay, "rest", "step", s) or (_inside(s) and lay.stages > 1)]
     # what lies outside the layers is done with before they run backward, but for the next micro-batch
-    once = x.micro == 1 and lay.stages == 1
-    freed = [s for s in copied if once and not _inside(s)]
-    return sum(x.elements("step", s) * x.width_of(s) for s in copied) - sum(x.elements("step", s) * x.width_of(s) for s in freed)
+    held = [s for s in copied if _inside(s) or x.micro > 1 or lay.stages > 1]
+    return sum(x.elements("step", s) * x.width_of(s) for s in held) + passing(x)
+
+
+def passing(x: Shapes) -> int:
+    """Bytes of the weights that a pipeline's part gathers for its layers, and of their gradients before they are scattered: those of all its layers,
+    which a compiler sees together."""
+    if not x.flow:
+        return 0
+    moves = [s for table in ("step", "grad") for s in x.leaves.values() if _inside(s) and moved(x.layout, table, "live", s)]
+    return sum(x.layer(s) * x.width_of(s) for s in moves) * (x.layers // x.parts)
 
 
 def gradients(x: Shapes) -> int:
     """Bytes of gradients where the last layer's backward pass runs: of all layers and of the head, and the sum over micro-batches, fp32."""
-    one = sum(x.elements("grad", s) * x.width_of(s) for s in x.leaves.values() if _inside(s) and not s.frozen)
-    twice = x.micro == 1 or bool(gathers(x.layout))
-    return one + totals(x) + head(x) * (2 if twice else 1)
+    apart = x.micro == 1 or bool(gathers(x.layout))  # else it is added to the sum at once
+    return stacked(x) + totals(x) + (head(x) if apart else 0)
+
+
+def stacked(x: Shapes) -> int:
+    """Bytes of one micro-batch's gradients of the layers."""
+    return sum(x.elements("grad", s) * x.width_of(s) for s in x.leaves.values() if _inside(s) and not s.frozen)
 
 
 def totals(x: Shapes) -> int:
@@ -122,13 +143,25 @@ def loss(x: Shapes) -> int:
     tokens = x.rows * x.seq // lay.size(lay.inner)
     rows = x.config.vocab_padded // lay.size(lay.acts.get("vocab", ()))
     chunks = min(chunk_count(tokens, rows, lay.platform), tokens)
-    needs = 3 * -(-tokens // chunks) * rows * 4 + 2 * rows * x.config.embed * 4
+    copies = HEADS.get(lay.platform, HEADS["gpu"])[bool(gathers(lay))]
+    needs = -(-tokens // chunks) * rows * 4 + copies * rows * x.config.embed * 4 + 2 * tokens * x.config.embed * x.width
     return max(0, needs - (gradients(x) - totals(x)))
 
 
 def residuals(x: Shapes) -> int:
     """Bytes of activations that all layers, or those of one part of a pipeline, keep on the device for the backward pass."""
     return sum(part.layers // part.parts * kept(part) for part in by_remat(x).values())
+
+
+def beside(x: Shapes) -> int:
+    """Bytes that the backward pass of a layer works with where most is held, beyond what all layers keep: of a pattern of remat, what layers behind this
+    one kept is gone by then."""
+    parts = {word: (kept(part), working_of(part)) for word, part in by_remat(x).items()}
+    held, most = 0, 0
+    for word in words_of(x.remat, x.layers // x.parts):
+        held += parts[word][0]
+        most = max(most, held + parts[word][1])
+    return max(0, most - held)
 
 
 def _inside(s: Spec) -> bool:

@@ -47,12 +47,14 @@ class Refined(NamedTuple):
 
 class Links(NamedTuple):
     """A chain of a model. widths: layers of each link. outside: bytes that a step
-    adds beside the layers' activations and the loss. end: those of the loss."""
+    adds beside the layers' activations and the loss. end: those of the loss. least: of the optimizer's update, whatever layers keep, where it needs more
+    than the leanest of them."""
 
     chain: Chain
     widths: tuple[int, ...]
     outside: int
     end: int
+    least: int
 
 
 def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int, stored: int = 0) -> Refined:
@@ -63,12 +65,17 @@ def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int,
     took = functools.cache(lambda remat: step_time(model, spelling, x._replace(remat=remat), cluster).total)
     links = links_of(model, x, cluster, took)
     besides = links.outside + stored
+    if links.least + stored > limit:
+        raise ValueError(
+            f"No choice of what layers keep fits {sized(limit)}: the optimizer's update takes {sized(links.least + stored)} whatever they keep, "
+            f"{sized(links.least + stored - limit)} more. Use a layout that splits more."
+        )
     found = solve(links.chain, limit - besides, links.end, besides)
     remat = spelled(tuple(word for word, width in zip(found.words, links.widths, strict=True) for _ in range(width)))
     rows = [{choice.word: choice for choice in choices} for choices in links.chain]
     uniform = {word: [row[word] for row in rows] for word in ROWS if word in rows[0]}
     alone = {word: (peak(pieces, links.end) + besides, sum(piece.seconds for piece in pieces)) for word, pieces in uniform.items()}
-    return Refined(remat, max(0.0, took(remat) - took("none")), found.peak + besides, limit, alone)
+    return Refined(remat, max(0.0, took(remat) - took("none")), max(found.peak + besides, links.least + stored), limit, alone)
 
 
 def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], float]) -> Links:
@@ -94,10 +101,12 @@ def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], fl
             span = max(width, runs * group)
             if span % width == 0:
                 row.append(Choice(word, span // width, places * span * kept(one), each * span, working_of(one)))
-    outside = sum(held.values()) - held["activations"] - held["loss"] - held["layer"] - (places * residuals(bare) if stash else 0)
+    least = sum(held.values()) if held["update"] else 0
+    inner = sum(held[kind] for kind in ("activations", "loss", "layer", "update"))
+    outside = sum(held.values()) - inner - (places * residuals(bare) if stash else 0)
     alike = lambda at, c: set(widths[at : at + c.layers]) == {widths[at]}
     chain = tuple(tuple(c for c in rows[width] if alike(at, c)) for at, width in enumerate(widths))
-    return Links(chain, widths, outside, loss(x))
+    return Links(chain, widths, outside, loss(x), least)
 
 
 def _words(x: Shapes, cluster: Cluster, size: int) -> list[str]:

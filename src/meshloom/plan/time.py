@@ -118,7 +118,8 @@ def passes(x: Shapes) -> Runs:
     """Of a pipeline the ticks of its table, of all else the micro-batches."""
     if not x.flow:
         return Runs(x.micro, x.micro, 0, (1.0, 1.0, 1.0))
-    ticks, useful = x.flow.ticks, x.micro * chunks_in(x.layout) * len(x.kinds) / len(x.run)
+    slots = x.parts * len(x.flow.heavy) if x.flow.heavy else len(x.run)
+    ticks, useful = x.flow.ticks, x.micro * chunks_in(x.layout) * len(x.kinds) / slots
     share = lambda n: useful / n if n else 1.0
     return Runs(ticks.forward, ticks.backward, ticks.weight, (share(ticks.forward), share(ticks.backward), share(ticks.weight)))
 

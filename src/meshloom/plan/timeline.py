@@ -24,8 +24,8 @@ class Ring(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """said: of which model and micro-batch.  layers: of a chunk.  rings: by name.  chunk: bytes that the backward of one chunk works on, made again by B
-    where inputs alone are kept (else 0)."""
+    """said: of which model and micro-batch.  layers: of a chunk.  rings: by name.  chunk: bytes that the backward of one chunk works on: the inputs of
+    its layers, made again by B, or what it reads out of its place."""
 
     said: str
     layers: int

@@ -76,7 +76,8 @@ def layers(model: Model, x: Shapes) -> tuple[list[Work], list[Work], list[Work],
     again: list[Work] = []
     backward: list[Work] = []
     late: list[Work] = []
-    slots, group, row = {kind: x.run.count(kind) / x.parts for kind in dict.fromkeys(x.run)}, group_of(x.remat), row_of(x.remat)
+    in_tick = x.flow.heavy * x.parts if x.flow and x.flow.heavy else x.run
+    slots, group, row = {kind: in_tick.count(kind) / x.parts for kind in dict.fromkeys(in_tick)}, group_of(x.remat), row_of(x.remat)
     for kind, n in slots.items():
         mine = [s for path, s in x.leaves.items() if in_stack(path, kind.stack)]
         for s in (s for s in mine if is_matrix(s)):

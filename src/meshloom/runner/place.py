@@ -34,17 +34,15 @@ class Place(NamedTuple):
         """Slots that no layer fills."""
         return int((self.layers < 0).sum())
 
-    def said(self) -> str:
-        """A sentence on a split that does not come out even; empty for one that does."""
+    def said(self, skip: bool = False) -> str:
+        """A sentence on a split that does not come out even; empty for one that does.  skip: whether empty slots are left out."""
         if not self.masked:
             return ""
         stages, chunks, slots = self.layers.shape
         parts = f"{stages} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
         count = self.layers.size - self.masked
-        return (
-            f"pipeline: {count} layers on {parts} of {slots} slot{'s' * (slots > 1)} each; {self.masked} of {self.layers.size} slots hold no layer and "
-            f"are computed in vain ({self.masked / count:.0%} more work in the layers)"
-        )
+        then = "are left out" if skip else f"are computed in vain ({self.masked / count:.0%} more work in the layers)"
+        return f"pipeline: {count} layers on {parts} of {slots} slot{'s' * (slots > 1)} each; {self.masked} of {self.layers.size} slots hold no layer and {then}"
 
 
 @functools.cache

@@ -17,8 +17,10 @@ from meshloom.core.remat import GROUPED, ROWS, group_of, words_of
 from meshloom.core.spec import is_spec
 from meshloom.core.summa import PRODUCT
 from meshloom.core.tree import Tree
+from meshloom.core.vary import vary, varying
 from meshloom.models.base import Ctx, Kind, Model, stack_of
 from meshloom.ops.ring import KEPT
+from meshloom.parallel.pipe import skips
 
 
 class How(NamedTuple):
@@ -165,7 +167,7 @@ def _stacked(trees: list[Tree]) -> Tree:
 
 def _layer(model: Model, c: Any, lay: Layout, runner: str, remat: str) -> Callable:
     """One layer: its weights made live, then the block; rematerialised where asked."""
-    all_specs, gathered = model.specs(c).layers, gathers(lay)
+    all_specs, gathered, skip = model.specs(c).layers, gathers(lay), skips(lay)
 
     def layer(kind: Kind, at: int | None, weights: Layers, x: jax.Array, ctx: Ctx, seen: bool) -> tuple[jax.Array, Tree, Tree]:
         """at: this layer's place among those of its stack in a unit (the leading axis of the weights), or None where there is no such axis.  seen:
@@ -177,17 +179,30 @@ def _layer(model: Model, c: Any, lay: Layout, runner: str, remat: str) -> Callab
             w = jax.tree.map(lambda s, a, b: live(lay, s.axes[1:], a, b, ctx.samples), specs, w, whole, is_leaf=is_spec)
             if (late := ctx.late) is not None:
                 w = jax.tree.map(lambda s, a: Late(a, late) if waits(lay, s) else a, specs, w, is_leaf=is_spec)
-            x, ctx = model.block(c, lay, kind, w, x, ctx)
-            return x, ctx.cache, ctx.told
+            block = lambda w, x: _told(model.block(c, lay, kind, w, x, ctx))
+            return _unless_empty(block, w, x, ctx.real) if skip and ctx.real is not None else block(w, x)
 
         if remat != "none" or gathered or runner == "scan":
             apply = jax.checkpoint(apply, policy=REMAT[remat](gathered), prevent_cse=seen)
         y, cache, told = apply(weights.w, weights.whole, x, dataclasses.replace(ctx, cache=weights.cache))
-        if ctx.real is None:
+        if ctx.real is None or skip:
             return y, cache, told
         return jnp.where(ctx.real, y, x), cache, jax.tree.map(lambda a: jnp.where(ctx.real, a, jnp.zeros_like(a)), told)
 
     return layer
+
+
+def _told(out: tuple[jax.Array, Ctx]) -> tuple[jax.Array, Tree, Tree]:
+    """What a block returns that its layer does."""
+    return out[0], out[1].cache, out[1].told
+
+
+def _unless_empty(block: Callable, w: Tree, x: jax.Array, real: jax.Array | None) -> tuple[jax.Array, Tree, Tree]:
+    """block(w, x) where a layer fills the slot; else x, and zeros for what it would have told."""
+    out = jax.eval_shape(block, w, x)
+    blank = lambda a: vary(jnp.zeros(a.shape, a.dtype), varying(a))
+    empty = lambda w, x: (vary(x, varying(out[0])), *jax.tree.map(blank, out[1:]))
+    return lax.cond(real, block, empty, w, x)
 
 
 def _cut(layers: Layers, part: Stack, kinds: tuple[Kind, ...]) -> Layers:
