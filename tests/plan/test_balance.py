@@ -8,7 +8,7 @@ import pytest
 
 from meshloom.models.base import Kind
 from meshloom.models.table import MODELS
-from meshloom.plan.balance import balanced, cheapest, kind_costs, lightest, tick
+from meshloom.plan.balance import balanced, cheapest, heaviest, kind_costs, lightest, tick
 from meshloom.plan.flops import forward_flops
 from meshloom.runner.place import place
 from programs import config
@@ -69,6 +69,9 @@ def test_a_few_heavy_layers_take_fewer_slots() -> None:
     before, after = place(kinds, 4, 1), place(kinds, 4, 1, sizes)
     dense = lambda where: sum(kind.stack == kinds[0].stack for kind in where.kinds)
     assert (dense(before), dense(after)) == (2, 1) and tick(after, costs) < 0.7 * tick(before, costs)
+    light = balanced(model, c, 64, 4, skip=True)
+    assert light == lightest([costs[kind] for kind in kinds], 4)
+    assert heaviest(place(kinds, 4, 1, light), costs) < heaviest(before, costs) < tick(before, costs)
 
 
 def test_large_models_take_no_time() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from meshloom.core.layout import PIPE, Layout
 from meshloom.core.leaf import split_seq
 from meshloom.core.tree import Same
-from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Flow, Shapes, Strategy, Ticks, divisors, gradient_sums, merge
+from meshloom.parallel.base import LAYER, PLACES, Asked, Collective, Shapes, Strategy, divisors, gradient_sums, merge
+from meshloom.parallel.flow import Flow, Ticks
 from meshloom.parallel.schedules import INTERLEAVED, SCHEDULES, Schedule, chunks_of, make, read
 from meshloom.parallel.slots import Table, arrivals, compile, segments
 from meshloom.parallel.tensor1d import loss

@@ -1,7 +1,8 @@
 """How many layers each stage of a layout's pipeline should have, where layers differ: the numbers of `pipe=4:1f1b,3+5+5+4`.
 
 All stages run one program in lockstep (runner/pipeline.py): a tick costs the slots of a part, those that a stage leaves empty included, so that what counts is
-the cheapest row of slots in which every part finds its layers, and not the fewest slots. Ends weigh nothing here: all stages share embedding and head.
+the cheapest row of slots in which every part finds its layers, and not the fewest slots. With `skip`, which leaves empty slots out, it costs the heaviest part.
+Ends weigh nothing here: all stages share embedding and head.
 """
 
 import heapq
@@ -37,13 +38,20 @@ def kind_costs(model: Model, c: Any, seq: int) -> dict[Kind, float]:
     return found
 
 
-def balanced(model: Model, c: Any, seq: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
+def balanced(model: Model, c: Any, seq: int, stages: int, chunks: int = 1, skip: bool = False) -> tuple[int, ...]:
     """Layers of each part, in the order of the model, with which a tick costs least; () where the default split costs no more.
-    Raises ValueError for more parts than layers."""
+    skip: whether slots that no layer fills are left out, so that a tick costs the heaviest part.  Raises ValueError for more parts than layers."""
     fits(c.layers, stages, chunks)
     kinds, costs = model.kinds(c), kind_costs(model, c, seq)
-    sizes = cheapest(kinds, costs, stages, chunks)
-    return sizes if tick(place(kinds, stages, chunks, sizes), costs) < tick(place(kinds, stages, chunks), costs) * (1 - BETTER) else ()
+    of = heaviest if skip else tick
+    sizes = lightest([costs[kind] for kind in kinds], stages * chunks) if skip else cheapest(kinds, costs, stages, chunks)
+    return sizes if of(place(kinds, stages, chunks, sizes), costs) < of(place(kinds, stages, chunks), costs) * (1 - BETTER) else ()
+
+
+def heaviest(where: Place, costs: Mapping[Kind, float]) -> float:
+    """What the layers of the heaviest part cost."""
+    rows = where.layers.reshape(-1, len(where.kinds)) >= 0
+    return max(sum(costs[kind] for kind, filled in zip(where.kinds, row) if filled) for row in rows)
 
 
 def tick(where: Place, costs: Mapping[Kind, float]) -> float:

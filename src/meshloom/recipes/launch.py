@@ -26,7 +26,7 @@ from meshloom.models.freeze import frozen, frozen_paths
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.pipe import chunks_in, own, skips, table_of
-from meshloom.parallel.table import build, default, parse, spell
+from meshloom.parallel.table import build, parse, spell
 from meshloom.plan.cost import shapes
 from meshloom.plan.explain import Explained, Kept, brief, explain, fits, lines
 from meshloom.plan.hardware import at_hand
@@ -74,12 +74,14 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     model, c, source = model_of(config)
     check_length(config, c)
     said = [f"{source.name}: {check(source)}"] if source else []
-    spelling = config.layout
+    spelling, micro = config.layout, None
     if spelling == "auto":
-        spelling = default(len(devices), c)
-        said.append(f"layout: {spell(parse(spelling))} (chosen: {len(devices)} device{'s' * (len(devices) > 1)} present)")
+        from meshloom.recipes.auto import automatic_layout
+
+        spelling, micro, why = automatic_layout(config, len(devices), devices[0].platform)
+        said.append(why)
     layout = build(spelling, c, config.data.seq, devices[0].platform)
-    mesh, micro = make_mesh(layout, devices), micro_batches(config, layout)
+    mesh, micro = make_mesh(layout, devices), micro or micro_batches(config, layout)
     _check_batch(config.batch.sequences, micro, layout.size(layout.batch))
     check_method(method(config), layout, model.specs(c))
     packed = config.data.packing == "documents"

@@ -26,6 +26,7 @@ from meshloom.plan.memory import counted, device_memory, stored
 from meshloom.plan.plan import Plan
 from meshloom.plan.stages import pipeline
 from meshloom.plan.verify import SEQ, Row, Stored, default_layouts, refused, shrink, tables
+from meshloom.recipes.auto import automatic_layout
 from meshloom.recipes.launch import model_of
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
@@ -93,7 +94,7 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     console.print(about(chosen))
     rows = []
     with console.status("") as status:
-        for row in check(chosen, layouts or default_layouts(chosen.full), steps, lambda spelling: status.update(f"{spelling} ...")):
+        for row in check(chosen, layouts or _layouts(config, chosen.full), steps, lambda spelling: status.update(f"{spelling} ...")):
             rows.append(row)
     for table in tables(rows, steps):
         console.print(table)
@@ -106,6 +107,15 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     if rows and all(row.refused for row in rows):
         raise ValueError("Not one layout could be compared: all that were asked for are refused. Ask for others by --layouts.")
     return not wrong
+
+
+def _layouts(config: RunConfig, c: Any) -> tuple[str, ...]:
+    """What is checked where nobody asks for layouts: a standard set, and what the planner chooses for a recipe that leaves the layout to it."""
+    if config.layout != "auto":
+        return default_layouts(c)
+    devices = jax.devices()
+    chosen = automatic_layout(config, len(devices), devices[0].platform).spelling
+    return tuple(dict.fromkeys((*default_layouts(c), *filter(None, (chosen,)))))
 
 
 def case(config: RunConfig) -> Case:
