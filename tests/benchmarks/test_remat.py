@@ -1,20 +1,27 @@
-"""Patterns of remat measured by benchmarks/remat.py: what the formulas say of them is so."""
+"""Patterns of remat measured by benchmarks/remat.py and remat_tpu.py: what the formulas say of them is so."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import remat_tpu
 
 from meshloom.models.table import MODELS
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
 from meshloom.plan.hardware import Cluster, Hardware, Link
+from meshloom.plan.layer import kept
 from meshloom.plan.memory import working
 from meshloom.plan.remat import choose
 from meshloom.runner.run import How
 
 DATA = Path(__file__).parents[2] / "benchmarks"
 CPU = json.loads((DATA / "remat.json").read_text())
+TPU = {row["remat"]: row for row in map(json.loads, (DATA / "remat_tpu.jsonl").read_text().splitlines())}
 NOISE = 0.05
 """Part by which processor seconds of the same step differ on the machine of the data, which did other work besides."""
 
@@ -53,3 +60,12 @@ def test_what_is_chosen_fits_and_nothing_that_fits_is_faster(row) -> None:
     assert own["temp"] <= row["limit"]
     fit = {remat: one["seconds"] for remat, one in CPU["measured"].items() if one["temp"] <= row["limit"]}
     assert own["seconds"] <= min(fit.values()) * (1 + NOISE), fit
+
+
+def test_offload_on_a_tpu_is_in_its_hosts_memory() -> None:
+    """What the compiler puts there is what the formulas say, to the byte, and the device has as much less."""
+    away, here = TPU["offload"], TPU["selective"]
+    model, x = given(away["layout"], "tpu", {**away, "model": remat_tpu.MODEL}, "bfloat16")
+    moved = x.layers * (kept(x._replace(remat="selective")) - kept(x._replace(remat="full")))
+    assert model.name == "llama" and (away["host"], here["host"]) == (moved, 0)
+    assert here["temp"] - away["temp"] >= moved
