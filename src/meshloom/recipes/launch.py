@@ -28,7 +28,7 @@ from meshloom.objectives.lm import lm
 from meshloom.parallel.pipe import chunks_in, own, skips, table_of
 from meshloom.parallel.table import build, parse, spell
 from meshloom.plan.cost import shapes
-from meshloom.plan.explain import Explained, Kept, brief, explain, lines
+from meshloom.plan.explain import Explained, Kept, brief, explain, fits, lines
 from meshloom.plan.hardware import at_hand
 from meshloom.plan.memory import stored
 from meshloom.plan.plan import Plan
@@ -182,8 +182,9 @@ def _check_batch(sequences: int, micro: int, shards: int) -> None:
 
 def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
     """The plan as lines for people, in full; allocates nothing."""
-    there = at_hand()
-    return [*chosen.said, *lines(explained(config, chosen)), *([foretold.line(config, chosen, there)] if there else [])]
+    there, plan = at_hand(), explained(config, chosen)
+    known = [fits(plan, there.hardware.memory, there.label), foretold.line(config, chosen, there)] if there else []
+    return [*chosen.said, *lines(plan), *known]
 
 
 def method(config: RunConfig) -> Method:
