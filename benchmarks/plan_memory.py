@@ -36,7 +36,11 @@ LLAMA3_1B = {
     "tied": True,
 }
 LLAMA_70B = {"family": "llama", "layers": 80, "embed": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "max_seq": 8192}
+LLAMA_150M = {"family": "llama", "layers": 8, "embed": 1024, "heads": 8, "kv_heads": 8, "ffn": 2816, "vocab": 16384, "max_seq": 4096}
+LLAMA_100M = {**LLAMA_150M, "vocab": 8192, "max_seq": 1024}
 MODELS = {
+    "llama-150m": LLAMA_150M,
+    "llama-100m": LLAMA_100M,
     "llama": CPU,
     "gpt2": GPT2,
     "moe": MOE,
@@ -116,6 +120,9 @@ CASES = (
     case("v5p:4x4x4", "llama2-7b", "zero3=16 tensor=4 sequence", 512, "full", seq=4096),
     case("v5p:2x2x2", "llama3-1b", "zero3=2 pipe=4", 12, "full", 8, seq=4096),
     case("v5p:4x4x4", "llama2-7b", "zero3=64", 256, "selective", seq=4096),
+    case("v5e:2x2", "llama-150m", "", 2, "full", seq=2048),
+    case("v5e:2x2", "llama-150m", "", 32, "full", seq=128),
+    case("v5e:2x4", "llama-100m", "zero3=8", 64, "selective", seq=1024),
 )
 """Where, which model, layout, rows of a micro-batch, what is kept, micro-batches."""
 SHAPES = 8
@@ -256,6 +263,20 @@ def fitted() -> None:
                 print(platform, remat, len(rows), "programs", said, "largest error", f"{max(abs(np.array(rows) @ copies - wanted)):.1%}")
 
 
+def page() -> None:
+    """The tables of docs/plan_memory.md."""
+    for title, where in (("Simulated devices of a CPU", "cpu:8"), ("TPU topologies", "v5")):
+        print(
+            f"**{title}**\n\n| on | model | layout | sequences | kept | compiled, MB | predicted, MB | off |\n|---|---|---|---|---|---|---|---|"
+        )
+        for line in known():
+            if line["on"].startswith(where) and "bytes" in line:
+                true, foretold = needed(line) / 1e6, sum(account(line)[1].values()) / 1e6
+                said = f"`{line['layout'] or 'one device'}` | {line['sequences']} x {line['seq']} in {line['micro']} | {line['remat']}"
+                print(f"| {line['on']} | {line['model']} | {said} | {true:,.0f} | {foretold:,.0f} | {foretold / true - 1:+.1%} |")
+        print()
+
+
 def main() -> None:
     """Measures what is not known yet."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -264,12 +285,13 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="says what there is and compiles nothing")
     parser.add_argument("--one", type=int, help="compiles the case of this number here and prints its line")
     parser.add_argument("--fit", action="store_true", help="prints fitted rows of WORKING")
+    parser.add_argument("--page", action="store_true", help="prints the tables of the docs")
     given, every = parser.parse_args(), [*CASES, *random_cases()]
     if given.one is not None:
         print("LINE " + json.dumps(measured(every[given.one])), flush=True)
         return
-    if given.fit:
-        fitted()
+    if given.fit or given.page:
+        fitted() if given.fit else page()
         return
     for number, job in enumerate(every):
         have = any({key: line[key] for key in JOB} == job for line in known())

@@ -17,15 +17,19 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 if "--measure" in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    # a machine that others use too may keep a device from a collective for longer than the 40 s after which XLA gives up
+    patient = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=900 --xla_cpu_collective_call_terminate_timeout_seconds=1800"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {patient}"
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from meshloom.core.config import load
+from meshloom.core.files import write_text
 from meshloom.models.table import MODELS
 from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
@@ -115,42 +119,45 @@ def program(job: Job) -> Any:
     return run
 
 
-def measure(jobs: tuple[Job, ...], rounds: int) -> dict[str, Any]:
-    """Every job's fastest step: seconds by the cores' time and on the wall; and the calibration of the same machine, made in the middle."""
+def measure(jobs: tuple[Job, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    """Every job's fastest step: seconds by the cores' time and on the wall; and the calibration of the same machine.  Yields all that is known after each
+    round, so that a run that is ended early has its rounds."""
     import jax
 
     from meshloom.core.process import keep_compiled
-    from meshloom.plan.measure import EFFORTS, clock, cores
+    from meshloom.plan.measure import EFFORTS, clock
     from meshloom.recipes.calibrate import entry_of, measured
 
     keep_compiled(Path(tempfile.gettempdir()) / "plan_time-xla")  # so that measuring again needs no compiling
+    entry = entry_of("cpu", jax.devices(), measured(jax.devices(), EFFORTS["cpu"]))
     runs: dict[Job, Any] = {}
     for job in jobs:
         begin, runs[job] = time.perf_counter(), program(job)
         loss = runs[job]()
         print(f"compiled {job} in {time.perf_counter() - begin:.0f} s, loss {loss:.3f}", file=sys.stderr, flush=True)
     taken: dict[Job, list[tuple[float, float]]] = {job: [] for job in jobs}
-    points: list = []
     for turn in range(rounds):
-        if turn == rounds // 2:
-            points = measured(jax.devices(), EFFORTS["cpu"])
         for job in random.Random(turn).sample(jobs, len(jobs)):
             work, wall = clock("cpu"), time.perf_counter()
             runs[job]()
             taken[job].append((clock("cpu") - work, time.perf_counter() - wall))
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-    entry = entry_of("cpu", jax.devices(), points)
-    steps = [
-        {
-            **job._asdict(),
-            "seconds": min(w for w, _ in taken[job]),
-            "wall": min(w for _, w in taken[job]),
-            "each": [round(w, 5) for w, _ in taken[job]],
-        }
-        for job in jobs
-    ]
+        yield told(entry, taken)
+
+
+def told(entry: dict[str, Any], taken: dict[Job, list[tuple[float, float]]]) -> dict[str, Any]:
+    """What the file holds.  taken: of each job, seconds by the cores' time and on the wall, by round."""
+    import jax
+
+    from meshloom.plan.measure import cores
+
+    steps = []
+    for job, given in taken.items():
+        works, walls = zip(*given)
+        steps.append({**job._asdict(), "seconds": min(works), "wall": min(walls), "each": [round(w, 5) for w in works]})
     machine = f"{cores()} cores, {platform.machine()}, {platform.system()}; jax {jax.__version__}; other work on it meanwhile"
     command = "python benchmarks/plan_time.py --measure"
+    rounds = min(len(given) for given in taken.values())
     return {"command": command, "date": time.strftime("%d %B %Y"), "machine": machine, "rounds": rounds, "hardware": entry, "steps": steps}
 
 
@@ -206,10 +213,10 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=DATA)
     given = parser.parse_args()
     if given.measure:
-        data = measure(tuple(job for job in JOBS if given.only in (None, job.model)), given.rounds)
-        if given.only is None or given.file != DATA:
-            given.file.parent.mkdir(exist_ok=True)
-            given.file.write_text(json.dumps(data, indent=1) + "\n")
+        data = {}
+        for data in measure(tuple(job for job in JOBS if given.only in (None, job.model)), given.rounds):
+            if given.only is None or given.file != DATA:
+                write_text(given.file, json.dumps(data, indent=1) + "\n")
     else:
         data = json.loads(given.file.read_text())
     print(text(data))

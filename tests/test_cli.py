@@ -196,6 +196,19 @@ def test_layout_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == dict(name="mine", layout="data=2", out=Path("a.png"), device=1, devices=4, platform="tpu")
 
 
+def test_train_takes_a_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    from meshloom.recipes.load import load_recipe
+
+    seen = []
+    monkeypatch.setattr(
+        "meshloom.recipes.saved.planned", lambda *given: seen.append(given) or (load_recipe("quickstart"), ("plan: p.yaml",))
+    )
+    monkeypatch.setattr("meshloom.recipes.launch.choose", lambda config: config.name)
+    monkeypatch.setattr("meshloom.recipes.launch.describe_plan", lambda config, chosen: [chosen])
+    assert cli.main(["train", "quickstart", "--plan", "p.yaml", "--dry-run", "--set", "seed=1"]) == 0
+    assert seen == [("quickstart", ("seed=1",), Path("p.yaml"))] and capsys.readouterr().out.splitlines() == ["plan: p.yaml", "quickstart"]
+
+
 def test_plan_hands_over_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshloom.recipes.plan import Wanted, Wish
 

@@ -47,6 +47,7 @@ def train(
     out: Path | None = None,
     resume: Flag = False,
     dry_run: Flag = False,
+    plan: Path | None = None,
     machine: Machine = Machine(),
 ) -> int:
     """Train a model.
@@ -63,13 +64,15 @@ def train(
         Go on from the newest checkpoint in the folder.
     dry_run
         Print the plan (shapes, layout, bytes per device, FLOPs per step) and allocate nothing.
+    plan
+        Layout, micro-batches, remat and runner from this file, which meshloom plan --save wrote; --set wins over it.
     """
     world = cli_base.start(machine)
     from meshloom.recipes import folder, launch
     from meshloom.recipes.load import load_recipe
     from meshloom.train import preempt
 
-    config = load_recipe(recipe, set_)
+    config = cli_plan.taken(recipe, set_, plan) if plan else load_recipe(recipe, set_)
     if dry_run:
         print("\n".join(launch.describe_plan(config, launch.choose(config))))
         return OK

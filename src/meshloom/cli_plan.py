@@ -1,7 +1,7 @@
 """The planner's commands. Thin, like those of cli.py, which takes them in."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -101,3 +101,15 @@ def plan(
     wish = worker.Wish(model, on, batch_tokens, seq, precision, remat, micro, layout, set_)
     want = worker.Wanted(tokens, price, json, picture, save, compile)
     return OK if worker.plan(wish, want) else DISAGREES
+
+
+def taken(recipe: str, sets: tuple[str, ...], plan: Path) -> Any:
+    """A recipe under a plan that was saved; what is to be said of it is said by the first process."""
+    import jax
+
+    from meshloom.recipes.saved import planned
+
+    config, said = planned(recipe, sets, plan)
+    if jax.process_index() == 0:
+        print("\n".join(said))
+    return config

@@ -23,7 +23,20 @@ GPU = Hardware(
 )
 TPU = Hardware("t", "tpu", 2**60, 1e11, {"bfloat16": 1e12}, 0.8, 1, Link(1e9, 1e-6), Link(2e8, 1e-5), 3, (), wrap=4)
 CPU = Hardware(
-    "c", "cpu", 2**60, 2e10, {"float32": 1e11, "bfloat16": 2e10}, 1.0, 64, Link(1e10, 5e-5), Link(1e10, 5e-5), 0, (), shared=True, op=2e-6
+    "c",
+    "cpu",
+    2**60,
+    2e10,
+    {"float32": 1e11, "bfloat16": 2e10},
+    1.0,
+    64,
+    Link(1e10, 5e-5),
+    Link(1e10, 5e-5),
+    0,
+    (),
+    shared=True,
+    op=2e-6,
+    slower={"reduce-scatter": 0.5, "all-reduce": 1.1, "all-to-all": 3.0, "collective-permute": 1.7},
 )
 SHAPES = {"g": {1: (1, 1), 2: (1, 2), 4: (1, 4), 6: (3, 2), 8: (2, 4), 12: (3, 4), 16: (4, 4)}, "c": {n: (1, n) for n in range(1, 17)},
           "t": {1: (1, 1, 1), 2: (1, 1, 2), 4: (1, 2, 2), 6: (1, 2, 3), 8: (2, 2, 2), 12: (1, 3, 4), 16: (2, 2, 4)}}  # fmt: skip

@@ -12,7 +12,7 @@ TINY = Effort({"float32": (64,)}, (1 << 14,), (1 << 10, 1 << 14), 2, 1e-4, 2)
 def test_every_kind_is_measured_for_the_fewest_and_the_most_devices():
     todo = [what for what, _ in plan(jax.devices(), TINY)]
     assert [f"{kind} of {n}" in " ".join(todo) for kind in KINDS for n in (2, 8)] == [True] * 10
-    assert len(todo) == len(set(todo)) == 1 + 1 + 1 + 5 * 2 * 2
+    assert len(todo) == len(set(todo)) == 1 + 1 + 1 + 1 + 5 * 2 * 2
     assert groups(8, 8) == [2, 4, 8] and groups(64, 3) == [2, 32, 64] and groups(1, 8) == []
 
 

@@ -85,8 +85,18 @@ def test_a_device_needs_what_it_stores_and_what_a_step_adds() -> None:
 
 
 TRUTHS = [json.loads(line) for line in (Path(__file__).parents[2] / "benchmarks" / "plan_memory.jsonl").read_text().splitlines()]
-EXCEPT: dict[tuple[str, str, str], tuple[float, str]] = {}
-"""(where, layout, what is kept) -> (how far the prediction may be off, why): those that are more than 5 % away."""
+EXCEPT: dict[tuple[str, str, str, int], tuple[float, str]] = {
+    ("v5e:2x2", "", "full", 128): (
+        0.10,
+        "rows of two blocks: a TPU's term of keys stands for sums over eight blocks, of rows of 512 and more",
+    ),
+}
+"""(where, layout, what is kept, tokens of a row) -> (how far the prediction may be off, why): those that are more than 5 % away."""
+
+
+def place(line: dict) -> tuple[str, str, str, int]:
+    """A key of EXCEPT."""
+    return line["on"], line["layout"], line["remat"], line["seq"]
 
 
 def predicted(line: dict) -> Memory:
@@ -108,7 +118,7 @@ def needed(line: dict) -> int:
 @pytest.mark.parametrize("line", TRUTHS, ids=lambda line: f"{line['on']} {line['layout']} {line['micro']} {line['remat']}")
 def test_predicted_as_compiled(line) -> None:
     """Every program of the committed file, within 5 % of what its compiler says, but for those listed with a reason."""
-    near, _ = EXCEPT.get((line["on"], line["layout"], line["remat"]), (0.05, ""))
+    near, _ = EXCEPT.get(place(line), (0.05, ""))
     assert predicted(line).total == pytest.approx(needed(line), rel=near)
 
 
@@ -116,8 +126,17 @@ def test_truths_are_enough() -> None:
     """Layouts of simulated devices, programs for TPU topologies; and no exception for a program that is near."""
     assert len({(line["layout"], line["remat"], line["micro"]) for line in TRUTHS if line["on"] == "cpu:8"}) >= 12
     for line in TRUTHS:
-        if (line["on"], line["layout"], line["remat"]) in EXCEPT:
+        if place(line) in EXCEPT:
             assert predicted(line).total != pytest.approx(needed(line), rel=0.05)
+
+
+def test_the_page_shows_the_truths() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan_memory.md").read_text()
+    for line in (line for line in TRUTHS if line["on"] != "cpu:1"):
+        true, foretold = needed(line) / 1e6, predicted(line).total / 1e6
+        said = f"| `{line['layout'] or 'one device'}` | {line['sequences']} x {line['seq']} in {line['micro']} | {line['remat']} |"
+        row = f"{said} {true:,.0f} | {foretold:,.0f} | {foretold / true - 1:+.1%} |"
+        assert row in page, row
 
 
 def test_arguments_to_the_byte() -> None:

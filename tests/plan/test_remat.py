@@ -46,7 +46,7 @@ def test_is_no_slower_than_any_split_between_two_words() -> None:
         if peak(pieces := [row[a]] * n + [row[b]] * (32 - n), links.end) + links.outside <= limit
     )
     assert got.seconds <= best * (1 + 1e-6)
-    assert got.seconds == pytest.approx(seconds(*given, got.remat) - seconds(*given, "none"))
+    assert got.seconds == pytest.approx(seconds(*given, got.remat) - seconds(*given, "none"), rel=0.02)
     assert got.seconds < got.alone["full"][1] and got.alone["none"][0] > limit
 
 

@@ -47,6 +47,13 @@ def test_work_is_bound_by_products_or_by_memory():
     assert duration(Work(5e8, 1e12, 0, ""), h, "bfloat16") == pytest.approx(2.0)
 
 
+def test_what_lies_between_products_waits_for_them_where_it_was_measured():
+    """The bytes of products hide behind them all the same."""
+    h = ideal(bandwidth=1e12, between_products=1e11)
+    assert duration(Work(5e14, 1e11, 0, "attention"), h, "bfloat16") == pytest.approx(1.0 + 1.0)
+    assert duration(Work(5e14, 1e11, 0, "matrices"), h, "bfloat16") == pytest.approx(1.0)
+
+
 def test_mfu_is_what_the_efficiency_and_the_pairs_above_the_diagonal_leave():
     """Of ideal hardware: efficiency, less what attention computes beyond what it needs."""
     x, cluster = at("zero3=8"), Cluster(ideal(), (1, 8))

@@ -87,6 +87,16 @@ def test_experts_are_balanced(spelling, more):
     assert ours == pytest.approx(2 * rows * 3 * c.embed * 96)
 
 
+def test_rows_of_experts_elsewhere_are_moved_too():
+    """Without a capacity each of 8 devices sorts the rows of all; with one, its own share."""
+    model, c = model_of("moe", experts=8, top=2, expert_ffn=96)
+    moved = lambda c, spelling: next(o for o in works(model, at(model, c, spelling)).forward if o.what == "norms, activations").bytes
+    rows = SEQ * SEQUENCES // 8 * 2 * (6 * c.embed + 3 * 96) * 4 * c.layers
+    assert moved(c, "expert=8") - moved(c, "zero1=8") == pytest.approx(7 * rows)
+    few = type(c)(**{**c.model_dump(), "capacity": 1.0})
+    assert moved(few, "expert=8") == pytest.approx(moved(few, "zero1=8")) == pytest.approx(moved(c, "zero1=8"))
+
+
 def test_what_is_frozen_has_no_gradient_of_its_own():
     model, c = model_of()
     still = frozen(model, c, ("layers.mlp.*",))

@@ -60,6 +60,7 @@ def test_what_is_written_is_a_cluster(tmp_path, monkeypatch, capsys):
     cluster = read(str(path))
     assert cluster.label == "mine:1x8" and cluster.hardware.platform == "cpu" and cluster.hardware.shared
     assert cluster.hardware.flops["float32"] == pytest.approx(entry["flops"]["float32"] / 8)
+    assert 0 < cluster.hardware.between_products == pytest.approx(entry["between_products"] / 8)
     assert set(cluster.hardware.slower) == set(KINDS) - {"all-gather"}
     told = capsys.readouterr().out
     assert all(word in told for word in ("float32 products", "memory", "us to start", "all-to-all", "Written to")), told
@@ -69,8 +70,8 @@ def test_what_is_written_is_a_cluster(tmp_path, monkeypatch, capsys):
 def test_progress_is_shown_on_a_terminal():
     out = io.StringIO()
     points = measured(jax.devices()[:1], TINY, Console(file=out, force_terminal=True))
-    assert [p.what for p in points] == ["products", "memory", "kernel"]
-    assert "3/3" in out.getvalue()
+    assert [p.what for p in points] == ["products", "memory", "between", "kernel"]
+    assert "4/4" in out.getvalue()
 
 
 def test_a_machine_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):

@@ -53,3 +53,13 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path) -> None:
     (tmp_path / "x.yaml").write_text("a: 1\n")
     with pytest.raises(ValueError, match="is no plan: it lacks layout and micro_batches"):
         saved.read(tmp_path / "x.yaml")
+
+
+def test_a_recipe_is_planned_from_the_file(tmp_path, monkeypatch) -> None:
+    saved.save(a_plan(devices=8, layout="zero3=8"), tmp_path / "plan.yaml")
+    config, said = saved.planned("quickstart", ["train.steps=3"], tmp_path / "plan.yaml")
+    assert config.layout == "zero3=8" and config.train.steps == 3 and len(said) == 1
+    assert saved.model_tree(config) == a_plan().model
+    with pytest.raises(ValueError, match="is a plan for 2 devices, and 8 are here"):
+        saved.save(a_plan(), tmp_path / "two.yaml")
+        saved.planned("quickstart", [], tmp_path / "two.yaml")

@@ -68,6 +68,12 @@ def test_patterns_compute_the_same_and_move_what_they_say(name, spelling, micro,
     assert [line for line in got.lines if not line.equal] == [] and got.lines
 
 
+def test_patterns_change_no_bit() -> None:
+    more = (("layers", 4),)
+    one, got = (gradient("llama", "", 1, "scan", remat, more=more) for remat in ("none", "full 2, none 2"))
+    assert got.loss == one.loss and all((got.grads[name] == a).all() for name, a in one.grads.items())
+
+
 def test_a_pattern_keeps_what_its_layers_keep() -> None:
     temp = lambda remat: gradient("llama", "", 1, "scan", remat, sequences=32, more=(("layers", 6),)).temp
     full, late, early, none = (temp(remat) for remat in ("full", "full 4, none 2", "full 2, none 4", "none"))

@@ -342,18 +342,6 @@ def needed_again(s: Spec, x: Shapes) -> bool:
     return unless.get(s.role, True)
 
 
-def unreached(x: Shapes) -> frozenset[str]:
-    """Places that a step does not come to: its backward pass ends where nothing trains any more. A loop over layers goes through all of them or none;
-    of unrolled ones, a compiler also leaves out what the first layers compute for an embedding that is frozen, if they are frozen too. The head's backward
-    pass is counted in full, also where its weight alone trains."""
-    trained = {path: s for path, s in x.leaves.items() if not s.frozen and s.role != "settled"}
-    if any({"vocab", "position"} & set(s.axes) and path != "head" for path, s in trained.items()):
-        return frozenset()
-    if any(s.axes[0] == "layer" for s in trained.values()):
-        return frozenset({"embed back"})
-    return frozenset({"embed back", "gradients", "layer back", "layer again", "weights again"})
-
-
 def ordered(layout: Layout, axes: Iterable[str]) -> tuple[str, ...]:
     """Mesh axes in the order of the mesh, each once."""
     return tuple(a for a in layout.sizes if a in set(axes))

@@ -1,4 +1,4 @@
-"""A step of a model with some of its layers alone: what the parts of a pattern of remat are counted by."""
+"""A step of a model with some of its layers alone, which the parts of a pattern of remat are counted by; and the places that no part comes to."""
 
 from dataclasses import replace
 
@@ -31,3 +31,15 @@ def restricted(x: Shapes, keep: tuple[bool, ...]) -> Shapes:
 
     flow = x.flow and x.flow._replace(heavy=())
     return x._replace(specs=map_named(one, x.specs, is_leaf=is_spec), run=run, straight=straight, flow=flow)
+
+
+def unreached(x: Shapes) -> frozenset[str]:
+    """Places that a step does not come to: its backward pass ends where nothing trains any more. A loop over layers goes through all of them or none;
+    of unrolled ones, a compiler also leaves out what the first layers compute for an embedding that is frozen, if they are frozen too. The head's backward
+    pass is counted in full, also where its weight alone trains."""
+    trained = {path: s for path, s in x.leaves.items() if not s.frozen and s.role != "settled"}
+    if any({"vocab", "position"} & set(s.axes) and path != "head" for path, s in trained.items()):
+        return frozenset()
+    if any(s.axes[0] == "layer" for s in trained.values()):
+        return frozenset({"embed back"})
+    return frozenset({"embed back", "gradients", "layer back", "layer again", "weights again"})

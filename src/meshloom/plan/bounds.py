@@ -6,12 +6,13 @@ that), and what lies above the best candidate need not be priced. Of a mesh the 
 again, the most for the bubble, nothing computed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshloom.core.spec import is_spec
+from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
 from meshloom.plan.room import parked, room
 from meshloom.plan.space import Pattern, chunks_of, divisors, schedules
@@ -71,7 +72,7 @@ class Bounds:
     def __init__(self, q: Any) -> None:
         leaves = named_leaves(q.model.specs(q.config), is_spec)
         self.q, self.toil = q, Toil(q, leaves)
-        self.leaves = [leaf for leaf in leaves.values() if len(own(leaf)) > 1]
+        self.leaves = together(leaf for leaf in leaves.values() if len(own(leaf)) > 1)
         h = q.cluster.hardware
         parks = h.host and h.platform not in UNOFFERED
         self.remats = [remat for remat in q.allowed.remats if remat != "offload" or parks]
@@ -172,6 +173,14 @@ class Bounds:
         """The most parts of a stage that any schedule has."""
         most = {n: max((chunks_of(options) for options in self._options(p, int(n))), default=1) for n in np.unique(stages)}
         return np.array([most[n] for n in stages])
+
+
+def together(leaves: Iterable[Spec]) -> list[Spec]:
+    """Parameters that are split alike as one, so large as all of them: so fewer arrays of numbers are worked out."""
+    alike: dict[tuple, list[Spec]] = {}
+    for leaf in leaves:
+        alike.setdefault((leaf.axes, leaf.shape[:-1], leaf.exact, leaf.frozen), []).append(leaf)
+    return [replace(of[0], shape=(*of[0].shape[:-1], sum(leaf.shape[-1] for leaf in of))) for of in alike.values()]
 
 
 def _shown(busy: Array, gone: Array, share: float) -> Array:

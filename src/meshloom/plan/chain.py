@@ -73,7 +73,7 @@ def solve(chain: Chain, limit: int, end: int = 0, outside: int = 0) -> Chosen:
     that are held besides in any case, which a refusal counts with the rest.
 
     Raises ValueError where none fits, with the least that one needs."""
-    first = _ways(chain, limit, end, np.inf, 64)
+    first = _ways(chain, limit, end, np.inf, 16)
     if first is None:
         least = fewest(chain, end)
         raise ValueError(

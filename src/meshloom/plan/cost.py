@@ -12,8 +12,8 @@ from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Kind, Model
 from meshloom.parallel import pipe
-from meshloom.parallel.base import LAYER, PLACES, Collective, Shapes, merge, ordered, unreached
-from meshloom.parallel.part import by_remat, restricted
+from meshloom.parallel.base import LAYER, PLACES, Collective, Shapes, merge, ordered
+from meshloom.parallel.part import by_remat, restricted, unreached
 from meshloom.parallel.table import STRATEGIES, parse
 from meshloom.plan.hlo import Found
 from meshloom.runner.place import Place, ranks

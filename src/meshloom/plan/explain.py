@@ -119,6 +119,18 @@ def brief(e: Explained) -> list[str]:
     ]
 
 
+def fits(e: Explained, memory: int, on: str) -> str:
+    """Whether a step fits a device of so many bytes, in a line; where it does not, by how much, and what takes most.  on: what the device is called."""
+    kinds = {**e.stored, **e.working}
+    needs, most = sum(kinds.values()), max(kinds, key=lambda kind: kinds[kind])
+    if needs <= memory:
+        return f"fits       about {size(needs)} of the {size(memory)} of a device of {on}"
+    return (
+        f"too large  a step takes about {size(needs)} of a device, {size(needs - memory)} more than the {size(memory)} of a device of {on}; "
+        f"most of it is {most}: {size(kinds[most])}. Use remat, smaller micro-batches, or a layout that splits more."
+    )
+
+
 SHARE = 0.01
 """Part of the parameters that a device keeps from which on those that nothing splits are named."""
 

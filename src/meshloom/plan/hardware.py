@@ -39,6 +39,8 @@ class Hardware(NamedTuple):
     multiple of `wrap`. start: seconds before a collective moves anything. op: seconds that an operation takes beside its work.
     shared: simulated devices of one machine: rates and `op` are one device's share where all work at once. kinds: how JAX's name of the device begins.
     host: bytes a second between the device's memory and its host's, one direction; 0: not known, so nothing is kept there.
+    between_products: bytes a second at which norms, activations and the like go, where that was measured and is less than the memory's; they then wait for
+    products and these for them, as cores do both; 0: not measured.
     slower: kind of collective -> how many times as long as a gather's its bytes take, where that was measured.
     """
 
@@ -62,6 +64,7 @@ class Hardware(NamedTuple):
     shared: bool = False
     slower: Mapping[str, float] = {}
     host: float = 0.0
+    between_products: float = 0.0
 
 
 class Cluster(NamedTuple):
@@ -119,6 +122,7 @@ class Entry(Section):
     shared: bool = False
     slower: dict[str, float] = Field(default_factory=dict)
     host: float = Field(0.0, ge=0)
+    between_products: float = Field(0.0, ge=0)
     sources: tuple[str, ...] = ()
 
 
@@ -188,7 +192,7 @@ def _hardware(name: str, e: Entry) -> Hardware:
     inside, between = (Link(way.rate * way.reach, way.latency) for way in (e.inside, e.between))
     return Hardware(
         name, e.platform, e.memory, e.bandwidth, dict(e.flops), e.efficiency, e.node, inside, between, e.torus, e.sources,
-        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared, dict(e.slower), e.host,
+        e.title or name, e.kinds, e.stream, e.wrap, e.start, e.op, e.shared, dict(e.slower), e.host, e.between_products,
     )  # fmt: skip
 
 
@@ -238,7 +242,7 @@ def _share(h: Hardware, n: int) -> Hardware:
     part = lambda link: Link(link.rate / n, link.latency)
     flops = {dtype: rate / n for dtype, rate in h.flops.items()}
     return h._replace(
-        memory=h.memory // n, bandwidth=h.bandwidth / n, flops=flops, node=n, op=h.op * n, inside=part(h.inside), between=part(h.between)
+        memory=h.memory // n, bandwidth=h.bandwidth / n, flops=flops, node=n, op=h.op * n, between_products=h.between_products / n, inside=part(h.inside), between=part(h.between)
     )  # fmt: skip
 
 

@@ -63,14 +63,15 @@ WORKING = {
     ("gpu", "selective"): Parts(4, 0, 2, 2, 1, 1, 0, 2, 0, 0, 1, 0, 4, 1),
     ("gpu", "offload"): Parts(4, 0, 2, 2, 2, 1, 0, 2, 0, 0, 1, 0, 4, 1),
     ("gpu", "none"): Parts(4, 0, 1, 1, 1, 0, 0, 2, 0, 0, 1, 0, 4, 1),
-    ("tpu", "full"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
-    ("tpu", "selective"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
-    ("tpu", "offload"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
-    ("tpu", "none"): Parts(0, 0, 0, 0, 0, 0, 0, 8.4, 0, 0, 1.7, 0, 9.4, 1.6),
+    ("tpu", "full"): Parts(0, 0, 0, 25.5, 0, 0, 0, 9.1, 0, 0, 0.4, 0, 9.4, 1.6),
+    ("tpu", "selective"): Parts(0, 0, 0, 36.2, 0, 0, 0, 8.1, 0, 0, 0.3, 0, 9.4, 1.6),
+    ("tpu", "offload"): Parts(0, 0, 0, 36.2, 0, 0, 0, 8.1, 0, 0, 0.3, 0, 9.4, 1.6),
+    ("tpu", "none"): Parts(0, 0, 0, 36.2, 0, 0, 0, 8.1, 0, 0, 0.3, 0, 9.4, 1.6),
 }
 """Copies at a time where the backward pass of a layer needs most, beside what it was kept, by platform and by what is kept. Fitted by
 `python benchmarks/plan_memory.py --fit` to the compiled programs of benchmarks/plan_memory.jsonl; those of experts (the last two) by hand to three programs
-of a CPU. They include what an allocator leaves between buffers. Those of GPUs are an estimate by hand, of no program."""
+of a CPU. They include what an allocator leaves between buffers. The other rows of TPUs
+are those that `full` has without the programs of one device. Those of GPUs are an estimate by hand, of no program."""
 
 
 def working_of(x: Shapes) -> int:

@@ -118,6 +118,17 @@ def memory(devices: list, size: int, effort: Effort) -> Point:
     return Point("memory", len(devices), size, took, "float32")
 
 
+def between(devices: list, size: int, effort: Effort) -> Point:
+    """A norm and a gated activation of an array, on all devices at once: what lies between products.  size: bytes of the array, 256 features wide."""
+    mesh = mesh_of(devices, len(devices))
+
+    def norm(s: jax.Array) -> jax.Array:
+        return s * lax.rsqrt((s * s).mean(-1, keepdims=True) + 1e-5)
+
+    took = repeated(lambda s, _: jax.nn.silu(lax.optimization_barrier(norm(s))) * s, (spread(mesh, (size // 1024, 256)),), mesh, effort)
+    return Point("between", len(devices), size, took, "float32")
+
+
 def kernel(devices: list, effort: Effort) -> Point:
     """A product too small to take time, on all devices at once: what is left is the kernel's start."""
     mesh = mesh_of(devices, len(devices))
@@ -172,6 +183,7 @@ def plan(devices: list, effort: Effort) -> list[tuple[str, Callable[[], Point]]]
     for dtype, sizes in effort.products.items():
         todo += [(f"{dtype} products of {rows} rows", partial(products, devices, dtype, rows, effort)) for rows in sizes]
     todo += [(f"memory, {human(size)}", partial(memory, devices, size, effort)) for size in effort.bytes]
+    todo.append(("between products", partial(between, devices, effort.bytes[0] // 4, effort)))
     todo.append(("start of a kernel", partial(kernel, devices, effort)))
     for kind in KINDS:
         for n in groups(len(devices), effort.groups):

@@ -78,12 +78,14 @@ def working(model: Model, x: Shapes, flight: Flight | None = None) -> dict[str, 
         found["layer"] = max(0, found["layer"] - stacked(x))
     updated = 4 * sum(x.elements("rest", s) for s in x.leaves.values() if not s.frozen)
     found["loss"] = max(0, loss(x) - found["layer"])
-    found["update"] = max(0, 2 * updated - sum(found.values()) + found["batch"])
+    found["update"] = max(0, UPDATED.get(x.layout.platform, 1) * updated - sum(found.values()) + found["batch"])
     return {**found, "chip": ON_CHIP[x.layout.platform]} if x.layout.platform in ON_CHIP else found
 
 
 COMPUTES = {("cpu", "bfloat16"): "float32", ("cpu", "float16"): "float32"}
 """(platform, type of the arithmetic) -> the type that a compiler computes in, and keeps, where it has none of the other."""
+UPDATED = {"cpu": 2}
+"""Copies of a device's fp32 gradients that the optimizer's update needs, by platform; 1 elsewhere."""
 HEADS = {"cpu": (3, 3), "gpu": (2, 2), "tpu": (1, 4)}
 """Copies of the head's gradient, fp32, at a time in the loss, by platform; where the head is whole between micro-batches, and where it is gathered. Fitted
 to three programs of a CPU, and to Llama 3 70B under zero3=512 on TPU v5p; of GPUs an estimate."""

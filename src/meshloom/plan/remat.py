@@ -75,7 +75,7 @@ def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int,
     rows = [{choice.word: choice for choice in choices} for choices in links.chain]
     uniform = {word: [row[word] for row in rows] for word in ROWS if word in rows[0]}
     alone = {word: (peak(pieces, links.end) + besides, sum(piece.seconds for piece in pieces)) for word, pieces in uniform.items()}
-    return Refined(remat, max(0.0, took(remat) - took("none")), max(found.peak + besides, links.least + stored), limit, alone)
+    return Refined(remat, found.seconds, max(found.peak + besides, links.least + stored), limit, alone)
 
 
 def links_of(model: Model, x: Shapes, cluster: Cluster, took: Callable[[str], float]) -> Links:

@@ -43,10 +43,11 @@ def kept(s: Splits, run: Any) -> dict[str, Array]:
     wide = (c.top * s.over("expert") * 2 * c.expert_ffn if routed else q.model.wide(c)) / work
     down = wide / (2 if routed or q.model.wide(c) == 2 * c.ffn else 1)
     each = s.tokens / run.micro
-    sizes = Parts(stream, enters, heads, keys, wide, down, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    sizes = {"stream": stream, "enters": enters, "heads": heads, "keys": keys, "wide": wide, "down": down}
     outs, numbers = 4 * heads, 4 / s.short
     return {
-        row: each * (sum(n * size for n, size in zip(least, sizes)) * s.width + least.outs * outs + least.numbers * numbers)
+        row: each
+        * (sum(getattr(least, name) * size for name, size in sizes.items()) * s.width + least.outs * outs + least.numbers * numbers)
         for row, least in LEAST.items()
     }
 

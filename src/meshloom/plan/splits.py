@@ -30,6 +30,8 @@ class Splits:
     def __init__(self, q: Any, p: Pattern, sizes: Mapping[str, Array], leaves: list[Spec]) -> None:
         self.q, self.pattern, self.sizes, self.leaves, c = q, p, sizes, leaves, q.config
         self.width, self.ones = jnp.dtype(q.dtype).itemsize, np.ones(len(next(iter(sizes.values()))))
+        self.known: dict[tuple[str, ...], Array] = {}
+        self.asked: dict[tuple[str, ...], Array] = {}
         self.batch = self.over(*BATCH)
         self.batch_all = self.batch * self.over("cube_embed")
         self.whole = self.over("context", "ulysses")
@@ -50,7 +52,9 @@ class Splits:
 
     def over(self, *axes: str) -> Array:
         """Devices over these mesh axes."""
-        return self.ones * product(self.sizes, axes)
+        if axes not in self.asked:
+            self.asked[axes] = self.ones * product(self.sizes, axes)
+        return self.asked[axes]
 
     def inner(self, axis: str) -> Array:
         """Devices that lie inside one step along a mesh axis."""
@@ -59,6 +63,12 @@ class Splits:
 
     def split(self, table: str, *names: str) -> Array:
         """Devices that split a parameter with these axes under a table."""
+        key = (table, *names)
+        if key not in self.known:
+            self.known[key] = self._split(table, *names)
+        return self.known[key]
+
+    def _split(self, table: str, *names: str) -> Array:
         out, inside = self.ones, bool(INSIDE & set(names))
         for name in names:
             if name == "embed":

@@ -38,6 +38,8 @@ BESIDE = {
     "outer back": "backward",
 }
 """Place -> the pass whose work its collectives can hide behind."""
+PRODUCTS = ("matrices", "experts")
+"""Work whose bytes are inputs and results of products, read and written beside them."""
 PASSES = {"tpu": {"float32": "bfloat16"}}
 """Platform -> a type -> the one whose rate its products have: JAX's default precision on TPUs multiplies fp32 as bf16."""
 
@@ -123,8 +125,10 @@ def passes(x: Shapes) -> Runs:
 
 
 def duration(work: Work, h: Hardware, dtype: str) -> float:
-    """Seconds of a piece of work."""
+    """Seconds of a piece of work. Where the rate of what lies between products was measured, they do not hide it: the same cores do both."""
     products = work.flops / (rate(h, dtype) * h.efficiency) if work.flops else 0.0
+    if h.between_products and work.what not in PRODUCTS:
+        return products + work.bytes / h.between_products + work.ops * h.op
     return max(products, work.bytes / (h.bandwidth * h.stream)) + work.ops * h.op
 
 

@@ -129,7 +129,8 @@ class Row(NamedTuple):
 
     differences: name in NEAR -> largest relative difference. worst: the tensor whose gradient differs most. start: whether the starting weights
     are equal bit for bit. replicas: whether what several devices hold is equal on all of them, bit for bit, after the last step.
-    refused: why the model does not admit the layout; then nothing else is known.
+    refused: why the model does not admit the layout; then nothing else is known. memory: bytes that a step needs of a device, by the compiler and as
+    predicted (plan/memory.py), which is fitted to larger models: shown, and not compared.
     """
 
     spelling: str
@@ -140,6 +141,7 @@ class Row(NamedTuple):
     stored: tuple[Stored, ...]
     moved: tuple[Line, ...]
     refused: str = ""
+    memory: tuple[int, int] = (0, 0)
 
     @property
     def wrong(self) -> list[str]:
@@ -173,18 +175,19 @@ def tables(rows: list[Row], steps: int) -> list[Any]:
     from rich.table import Table
 
     equal = Table(title=f"Against one device, {steps} steps", title_justify="left")
-    for name in ("layout", "loss", "gradient", "norm", "weights", "stored a device", "moved a step", ""):
+    for name in ("layout", "loss", "gradient", "norm", "weights", "stored a device", "needs (predicted)", "moved a step", ""):
         equal.add_column(name, justify="left" if name in ("layout", "") else "right")
     for row in rows:
         if row.refused:
-            equal.add_row(row.spelling, *["-"] * 6, "refused")
+            equal.add_row(row.spelling, *["-"] * 7, "refused")
             continue
         near = limits(row.spelling)
         marks = [_mark(f"{d:.1e}", d <= limit) if (d := row.differences.get(name)) is not None else "-" for name, limit in near.items()]
         stored, arrays, size = sum(s.found for s in row.stored), sum(x.found[0] for x in row.moved), sum(x.found[1] for x in row.moved)
         ok = all(s.found == s.formula for s in row.stored), all(x.equal for x in row.moved)
         moved = _mark(f"{arrays} arrays, {size:,} B", ok[1])
-        equal.add_row(row.spelling, *marks, _mark(f"{stored:,} B", ok[0]), moved, _verdict(row))
+        needs = f"{row.memory[0] / 1e6:.2f} ({row.memory[1] / 1e6:.2f}) MB"
+        equal.add_row(row.spelling, *marks, _mark(f"{stored:,} B", ok[0]), needs, moved, _verdict(row))
     return [equal, _moved(rows)]
 
 

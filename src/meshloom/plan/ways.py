@@ -52,24 +52,29 @@ class Ways:
     def gathered(self, size: Array, count: Array, *axes: str) -> Array:
         """Seconds of gathers or scatters of so many bytes in all, in so many collectives."""
         at = self.speed(*axes)
-        return np.where(at.devices > 1, size * (1 - 1 / at.devices) / at.rate + count * at.late, 0.0)
+        factor = min(self.slower("all-gather"), self.slower("reduce-scatter"))
+        return np.where(at.devices > 1, factor * size * (1 - 1 / at.devices) / at.rate + count * at.late, 0.0)
+
+    def slower(self, kind: str) -> float:
+        """What a kind's bytes take more than those of a gather."""
+        return self.cluster.hardware.slower.get(kind, 1.0)
 
     def summed(self, size: Array, count: Array, *axes: str) -> Array:
         """Seconds of all-reduces."""
         twice = 1 if self.cluster.hardware.platform == "cpu" else 2
         at, start = self.speed(*axes), self.cluster.hardware.start
         late = start + twice * (at.late - start)
-        return np.where(at.devices > 1, 2 * size * (1 - 1 / at.devices) / at.rate + count * late, 0.0)
+        return np.where(at.devices > 1, self.slower("all-reduce") * 2 * size * (1 - 1 / at.devices) / at.rate + count * late, 0.0)
 
     def swapped(self, size: Array, count: Array, *axes: str) -> Array:
         """Seconds of all-to-alls."""
         at = self.speed(*axes)
-        return np.where(at.devices > 1, size * at.swap + count * at.late, 0.0)
+        return np.where(at.devices > 1, self.slower("all-to-all") * size * at.swap + count * at.late, 0.0)
 
     def passed(self, size: Array, *axes: str) -> Array:
         """Seconds of what goes on to a neighbour."""
         at = self.speed(*axes)
-        return np.where(at.devices > 1, size / at.step, 0.0)
+        return np.where(at.devices > 1, self.slower("collective-permute") * size / at.step, 0.0)
 
 
 def on_switch(s: Splits, cluster: Cluster, axes: tuple[str, ...]) -> Speed:

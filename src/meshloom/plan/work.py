@@ -18,6 +18,7 @@ from meshloom.core.spec import Spec
 from meshloom.models.base import Kind, Model
 from meshloom.ops.attention import Case, choose
 from meshloom.ops.blocks import block_size
+from meshloom.ops.dispatch import across
 from meshloom.ops.exchange import kv_heads_inside
 from meshloom.ops.loss import chunk_count
 from meshloom.ops.moe import capacity
@@ -87,7 +88,7 @@ def layers(model: Model, x: Shapes) -> tuple[list[Work], list[Work], list[Work],
             backward.append(made.times(n))
             if not s.frozen:
                 (late if x.flow and x.flow.late else backward).append(made.times(n))
-        between = elementwise(model, x).times(n)
+        between = elementwise(x, kind).times(n)
         seen, behind = attention(x, kind)
         forward += [seen.times(n), between]
         kept = row == "none" or (row in ("selective", "offload") and bool(x.layout.ring))
@@ -117,22 +118,32 @@ def product(model: Model, x: Shapes, s: Spec) -> Work:
     rows, held = x.rows * x.seq, into * out
     if "expert" in s.axes:
         at = s.axes.index("expert")
-        across = lay.size(tuple(a for a in lay.live.get("expert", ()) if a in lay.tokens))
         each = capacity(x.seq, c.top, c.experts, c.capacity) * c.experts / x.seq if c.capacity else c.top
-        rows, held = rows * each * across * shape[at] / s.shape[at], held * shape[at]
+        rows, held = rows * each * lay.size(across(lay)) * shape[at] / s.shape[at], held * shape[at]
     what = "experts" if "expert" in s.axes else "matrices"
     return Work(2 * rows * into * out, (rows * (into + out) + held) * x.width_of(s), 1, what)
 
 
-def elementwise(model: Model, x: Shapes) -> Work:
+def elementwise(x: Shapes, kind: Kind) -> Work:
     """What lies between the products of one layer, forward: norms, residual sums, rotations, activations; of experts, rows there and back."""
     c, lay = x.config, x.layout
     work = lay.size((*lay.acts.get("heads", ()), *lay.inner))
     stream = c.embed / lay.size((*split_seq(lay), *lay.stream))
     heads, keys = c.heads * c.head / work, c.kv_heads * c.head / lay.size((*lay.acts.get("kv_heads", ()), *lay.inner))
-    features = 6 * stream + 2 * c.embed / lay.size(lay.stream) + 2 * (heads + keys) + 3 * x.wide / work
-    features += 6 * c.top * c.embed if getattr(c, "experts", 0) else 0
-    return Work(0, x.rows * x.seq * features * x.width, 8, "norms, activations")
+    wide = x.wide if not getattr(c, "experts", 0) else c.beside if kind.tells else c.ffn
+    features = 6 * stream + 2 * c.embed / lay.size(lay.stream) + 2 * (heads + keys) + 3 * wide / work
+    numbers = x.rows * x.seq * features
+    numbers += buffer(x) * (6 * c.embed + 3 * c.expert_ffn / lay.size(lay.live.get("expert_ffn", ()))) if kind.tells else 0
+    return Work(0, numbers * x.width, 8, "norms, activations")
+
+
+def buffer(x: Shapes) -> float:
+    """Rows that a device sorts, moves and activates for its experts: without a capacity those of all devices whose tokens it was sent, also where most are
+    another's (ops/dispatch.py)."""
+    c, lay = x.config, x.layout
+    if c.capacity:
+        return x.rows * capacity(x.seq, c.top, c.experts, c.capacity) * c.experts
+    return x.rows * x.seq * c.top * lay.size(across(lay))
 
 
 def pairs(row: str, seq: int, window: int | None) -> float:

@@ -74,6 +74,7 @@ def entry_of(name: str, devices: list, points: Iterable[Point]) -> dict[str, Any
         "node": len(jax.local_devices()),
         "start": round(start, 9),
         "op": round(min(kernels) / many, 10) if kernels else 0.0,
+        **({"between_products": round(between)} if (between := _between(points, many)) and platform == "cpu" else {}),
         "inside": where,
         "between": dict(where),
         "slower": {kind: round(n, 3) for kind, n in slower.items()},
@@ -88,6 +89,11 @@ def _against(known: Hardware | None, rates: dict[str, float], bandwidth: float) 
     part = max(rates[t] / known.flops[t] for t in rates if t in known.flops)
     reached = {"stream": round(min(1.0, bandwidth / known.bandwidth), 3), "efficiency": round(min(1.0, part), 3)}
     return {"bandwidth": round(known.bandwidth), "flops": {t: round(r) for t, r in known.flops.items()}, **reached}
+
+
+def _between(points: list[Point], many: int) -> float:
+    """Bytes a second of a norm (one number read, one written) and a gated activation (two read, one written)."""
+    return max((many * 5 * p.size / p.seconds for p in points if p.what == "between"), default=0.0)
 
 
 def best(points: list[Point], what: str, rate: Any) -> dict[str, float]:

@@ -26,9 +26,9 @@ from meshloom.models.freeze import frozen, frozen_paths
 from meshloom.models.table import MODELS
 from meshloom.objectives.lm import lm
 from meshloom.parallel.pipe import chunks_in, own, skips, table_of
-from meshloom.parallel.table import build, default, parse, spell
+from meshloom.parallel.table import build, parse, spell
 from meshloom.plan.cost import shapes
-from meshloom.plan.explain import Explained, Kept, brief, explain, lines
+from meshloom.plan.explain import Explained, Kept, brief, explain, fits, lines
 from meshloom.plan.hardware import at_hand
 from meshloom.plan.memory import stored
 from meshloom.plan.plan import Plan
@@ -74,12 +74,14 @@ def choose(config: RunConfig, devices: list | None = None) -> Chosen:
     model, c, source = model_of(config)
     check_length(config, c)
     said = [f"{source.name}: {check(source)}"] if source else []
-    spelling = config.layout
+    spelling, micro = config.layout, None
     if spelling == "auto":
-        spelling = default(len(devices), c)
-        said.append(f"layout: {spell(parse(spelling))} (chosen: {len(devices)} device{'s' * (len(devices) > 1)} present)")
+        from meshloom.recipes.auto import automatic_layout
+
+        spelling, micro, why = automatic_layout(config, len(devices), devices[0].platform)
+        said.append(why)
     layout = build(spelling, c, config.data.seq, devices[0].platform)
-    mesh, micro = make_mesh(layout, devices), micro_batches(config, layout)
+    mesh, micro = make_mesh(layout, devices), micro or micro_batches(config, layout)
     _check_batch(config.batch.sequences, micro, layout.size(layout.batch))
     check_method(method(config), layout, model.specs(c))
     packed = config.data.packing == "documents"
@@ -180,8 +182,9 @@ def _check_batch(sequences: int, micro: int, shards: int) -> None:
 
 def describe_plan(config: RunConfig, chosen: Chosen) -> list[str]:
     """The plan as lines for people, in full; allocates nothing."""
-    there = at_hand()
-    return [*chosen.said, *lines(explained(config, chosen)), *([foretold.line(config, chosen, there)] if there else [])]
+    there, plan = at_hand(), explained(config, chosen)
+    known = [fits(plan, there.hardware.memory, there.label), foretold.line(config, chosen, there)] if there else []
+    return [*chosen.said, *lines(plan), *known]
 
 
 def method(config: RunConfig) -> Method:

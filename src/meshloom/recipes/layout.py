@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 from meshloom.core.remat import automatic, pieces
-from meshloom.parallel.table import build, default
+from meshloom.parallel.table import build
 from meshloom.plan.cost import shapes
 from meshloom.plan.draw import Drawing, drawing
 from meshloom.plan.page import check
 from meshloom.plan.picture import draw
 from meshloom.plan.sketch import sketch
+from meshloom.recipes.auto import automatic_layout
 from meshloom.recipes.launch import DTYPES, check_length, kept, micro_batches, model_of, runner
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
@@ -47,10 +48,12 @@ def drawn(config: RunConfig, layout: str | None = None, device: int = 0, devices
     model, c, _ = model_of(config)
     check_length(config, c)
     spelling = config.layout if layout is None else layout
-    spelling = default(devices, c) if spelling == "auto" else spelling
+    micro = None
+    if spelling == "auto":
+        spelling, micro, _ = automatic_layout(config, devices, platform, here=False)
     remat = drawable(config.train.remat)
     seq, how, batch = config.data.seq, How(runner(config, c, platform, remat), remat), config.batch
     lay, dtype = build(spelling, c, seq, platform), DTYPES[config.train.precision]
     packed = config.data.packing == "documents"
-    x = shapes(model, c, lay, seq, batch.sequences, micro_batches(config, lay), how, dtype, packed)
+    x = shapes(model, c, lay, seq, batch.sequences, micro or micro_batches(config, lay), how, dtype, packed)
     return drawing(model, spelling, x, seq, kept(config, model.specs(c)), device)

@@ -20,10 +20,10 @@ from meshloom.plan.space import Allowed
 from meshloom.plan.told import Budget, lines, tree
 from meshloom.plan.unfit import unfit
 from meshloom.recipes import load, saved
-from meshloom.recipes.launch import DTYPES, check_length, kept, method, model_of
+from meshloom.recipes.auto import question_of
+from meshloom.recipes.launch import DTYPES
 from meshloom.recipes.run import RunConfig
 from meshloom.train.config import OptimizerConfig
-from meshloom.train.method import check as check_method
 from meshloom.train.optimizer import make_optimizer, state_specs
 from meshloom.weights import hf
 
@@ -132,7 +132,7 @@ def _model(name: str) -> tuple[Model, Any]:
 def _of_recipe(w: Wish, config: RunConfig, cluster: Cluster, allowed: Allowed) -> Asked:
     """What a recipe asks for, under the flags that were given."""
     config = _with(config, w)
-    return Asked(config.name, model_tree(config), config.train.precision, question_of(config, cluster, allowed), config)
+    return Asked(config.name, saved.model_tree(config), config.train.precision, question_of(config, cluster, allowed), config)
 
 
 def _with(config: RunConfig, w: Wish) -> RunConfig:
@@ -142,33 +142,6 @@ def _with(config: RunConfig, w: Wish) -> RunConfig:
     batch = config.batch.model_copy(update={"sequences": sequences})
     train = config.train.model_copy(update={"precision": w.precision or config.train.precision})
     return config.model_copy(update={"data": config.data.model_copy(update={"seq": seq}), "batch": batch, "train": train})
-
-
-def question_of(config: RunConfig, cluster: Cluster, allowed: Allowed) -> Question:
-    """What a recipe asks the planner on a cluster.  Raises ValueError where its sequences are too long for its model."""
-    model, c, _ = model_of(config)
-    check_length(config, c)
-    way, specs = method(config), model.specs(c)
-    beside = kept(config, specs)
-    return Question(
-        model,
-        c,
-        cluster,
-        config.data.seq,
-        config.batch.sequences,
-        DTYPES[config.train.precision],
-        config.data.packing == "documents",
-        lambda lay: {kind: stored(lay, tree) for kind, tree in beside.items()},
-        allowed,
-        lambda lay: check_method(way, lay, specs),
-        config.train.runner,
-    )
-
-
-def model_tree(config: RunConfig) -> dict[str, Any]:
-    """Family and fields of a recipe's model, also where it comes from a folder."""
-    model, c, _ = model_of(config)
-    return {"family": model.name, **to_tree(c)}
 
 
 def _check_seq(seq: int, c: Any, name: str) -> None:

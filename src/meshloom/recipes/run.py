@@ -62,7 +62,7 @@ class RunConfig(Section):
     train: TrainConfig
     """How long, in which precision, with which limits."""
     layout: str = "auto"
-    """How the run is spread over devices, like "data=2 zero3=4 tensor=2 sequence". auto: ZeRO-3 over all devices where there are several."""
+    """How the run is spread over devices, like "data=2 zero3=4 tensor=2 sequence". auto: the planner chooses for the devices present."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are written and which stay."""
     eval: EvalConfig = EvalConfig()

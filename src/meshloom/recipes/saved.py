@@ -1,15 +1,17 @@
 """A plan as a file: what `meshloom plan --save` writes and `meshloom train --plan` takes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from meshloom.core import yamls
-from meshloom.core.config import Section, load, to_tree
+from meshloom.core.config import Section, load, parse_sets, to_tree
 from meshloom.core.files import write_text
 from meshloom.parallel.table import devices
-from meshloom.recipes.load import over
+from meshloom.recipes.launch import model_of
+from meshloom.recipes.load import over, tree
 from meshloom.recipes.run import RunConfig
 
 TAKES = ("layout", "batch.micro_batches", "train.remat", "train.runner")
@@ -110,3 +112,20 @@ def _at(tree: dict[str, Any], name: str) -> Any:
     for key in name.split("."):
         tree = tree.get(key) if isinstance(tree, dict) else None  # type: ignore[assignment]
     return tree
+
+
+def planned(recipe: str, sets: Iterable[str], path: Path) -> tuple[RunConfig, tuple[str, ...]]:
+    """The configuration of a recipe under a plan under what --set says, and what is to be said of it.
+    Raises as `load_recipe`, `read` and `check`."""
+    import jax
+
+    plan = read(path)
+    taken = take(tree(recipe), plan, parse_sets(sets), path)
+    config = load(RunConfig, taken.tree, recipe)
+    return config, (*taken.said, *check(config, model_tree(config), plan, jax.device_count(), path))
+
+
+def model_tree(config: RunConfig) -> dict[str, Any]:
+    """Family and fields of a recipe's model, also where it comes from a folder."""
+    model, c, _ = model_of(config)
+    return {"family": model.name, **to_tree(c)}

@@ -22,9 +22,11 @@ from meshloom.parallel.pipe import chunks_in, layers_of, own
 from meshloom.parallel.table import build, parse
 from meshloom.plan.cost import compare, shapes, step_cost
 from meshloom.plan.hlo import collectives
-from meshloom.plan.memory import counted, stored
+from meshloom.plan.memory import counted, device_memory, stored
 from meshloom.plan.plan import Plan
+from meshloom.plan.stages import pipeline
 from meshloom.plan.verify import SEQ, Row, Stored, default_layouts, refused, shrink, tables
+from meshloom.recipes.auto import automatic_layout
 from meshloom.recipes.launch import model_of
 from meshloom.recipes.run import RunConfig
 from meshloom.runner.run import How
@@ -63,7 +65,8 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one layout computed, on the host. losses, norms: of every step. gradient: of the first."""
+    """What one layout computed, on the host. losses, norms: of every step. gradient: of the first. needs: bytes of a device, by the
+    compiler."""
 
     start: dict[str, np.ndarray]
     gradient: dict[str, np.ndarray]
@@ -73,6 +76,7 @@ class Outcome(NamedTuple):
     replicas: bool
     stored: tuple[Stored, ...]
     found: list
+    needs: int = 0
 
 
 BOTH_ENDS = "full 1, none 1"
@@ -90,7 +94,7 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     console.print(about(chosen))
     rows = []
     with console.status("") as status:
-        for row in check(chosen, layouts or default_layouts(chosen.full), steps, lambda spelling: status.update(f"{spelling} ...")):
+        for row in check(chosen, layouts or _layouts(config, chosen.full), steps, lambda spelling: status.update(f"{spelling} ...")):
             rows.append(row)
     for table in tables(rows, steps):
         console.print(table)
@@ -103,6 +107,15 @@ def verify(config: RunConfig, layouts: tuple[str, ...] = (), steps: int = 5) -> 
     if rows and all(row.refused for row in rows):
         raise ValueError("Not one layout could be compared: all that were asked for are refused. Ask for others by --layouts.")
     return not wrong
+
+
+def _layouts(config: RunConfig, c: Any) -> tuple[str, ...]:
+    """What is checked where nobody asks for layouts: a standard set, and what the planner chooses for a recipe that leaves the layout to it."""
+    if config.layout != "auto":
+        return default_layouts(c)
+    devices = jax.devices()
+    chosen = automatic_layout(config, len(devices), devices[0].platform).spelling
+    return tuple(dict.fromkeys((*default_layouts(c), *filter(None, (chosen,)))))
 
 
 def case(config: RunConfig) -> Case:
@@ -149,8 +162,10 @@ def check(x: Case, layouts: tuple[str, ...], steps: int, say: Any = lambda spell
             ones[key] = run(own, "", steps)
         got = run(own, spelling, steps)
         how = how_in(own, layout)
-        formula = step_cost(spelling, shapes(x.model, own.small, layout, SEQ, own.sequences, own.micro, how, "float32", _packed(x)))
-        yield row(spelling, got, ones[key], compare(got.found, formula), x.config.optimizer.kind not in COUPLED)
+        sizes = shapes(x.model, own.small, layout, SEQ, own.sequences, own.micro, how, "float32", _packed(x))
+        found = row(spelling, got, ones[key], compare(got.found, step_cost(spelling, sizes)), x.config.optimizer.kind not in COUPLED)
+        pipe, kept = pipeline(x.model, sizes), {s.kind: s.formula for s in got.stored}
+        yield found._replace(memory=(got.needs, device_memory(x.model, sizes, kept, pipe and pipe.flight).total))
 
 
 def as_stated(x: Case, spelling: str) -> Case:
@@ -254,7 +269,14 @@ def run(x: Case, spelling: str, steps: int) -> Outcome:
         norms.append(float(told["norm"]))
         if gradient is None:  # the first moment of the first step is the gradient, times a number that is the same for all tensors
             gradient = host(state.opt.mu)
-    return Outcome(start, gradient, losses, norms, host(state.params), same_everywhere(state), held, found)
+    return Outcome(
+        start, gradient, losses, norms, host(state.params), same_everywhere(state), held, found, needed(program.memory_analysis())
+    )
+
+
+def needed(found: Any) -> int:
+    """Bytes of a device by a compiler's analysis: arguments, temporaries, and results that are not made in place of arguments."""
+    return found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
 
 
 def _gradient(x: Case, plan: Plan, state: State, first: Batch, options: dict | None) -> tuple[str, dict[str, np.ndarray]]:
