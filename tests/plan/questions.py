@@ -83,7 +83,7 @@ def spellings(devices: int, allowed: Allowed) -> Iterator[str]:
     numbers = [n for n in range(1, devices + 1) if devices % n == 0]
     ways = {"tensor2d": 2, "tensor25d": 3, "tensor3d": 3}
     words: dict[str, list[tuple[int, str]]] = {}
-    for name in allowed.strategies:
+    for name in (name for name in STRATEGIES if name in allowed.strategies):
         if name == "sequence":
             continue
         words[name] = [(1, "")]
