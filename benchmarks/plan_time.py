@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 
 if "--measure" in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    # a machine that others use too may keep a device from a collective for longer than the 40 s after which XLA gives up
+    patient = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=900 --xla_cpu_collective_call_terminate_timeout_seconds=1800"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {patient}"
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from meshloom.core.config import load

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from meshloom.plan.verify import LAYOUTS, refused
+from meshloom.core.remat import words_of
+from meshloom.parallel.table import build
+from meshloom.plan.verify import LAYOUTS, refused, shrink
 from meshloom.recipes import verify as own
 from meshloom.recipes.load import load_recipe
 
@@ -64,6 +66,17 @@ def test_blocks_stay_within_their_bounds_and_train_as_well(odd) -> None:
 def test_zero_stores_a_share(rows) -> None:
     whole, share = (rows[name].stored[0].found for name in ("data=8", "zero1=8"))
     assert share < 0.15 * whole
+
+
+def test_a_pattern_of_remat_keeps_its_shares() -> None:
+    """Over the shrunken model's layers, and over the slots of a pipeline's part; both ends stand for what is solved for at the recipe's size."""
+    asked = lambda remat: own.case(load_recipe("quickstart", (f"train.remat={remat}",)))
+    words = lambda x, spelling: words_of(own.how_in(x, build(spelling, x.small, 32)).remat, x.small.layers // (2 if spelling else 1))
+    layers = load_recipe("quickstart").model.config.layers
+    x = asked(f"'full {layers - 1}, none 1'")
+    x = x._replace(small=shrink(x.model, x.full, 4))
+    assert set(words(x, "")) <= {"full", "none"} and words(x, "")[0] == "full" and len(words(x, "pipe=2")) == x.small.layers // 2
+    assert words(asked("auto"), "") == ("full", "none")
 
 
 def test_a_refused_layout_says_why(rows) -> None:

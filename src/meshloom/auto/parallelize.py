@@ -100,18 +100,17 @@ class Parallel:
             return Mesh(self.asked.mesh.devices, self.asked.mesh.axis_names, axis_types=(AxisType.Auto,) * len(self.asked.mesh.axis_names))
         return make_mesh(Layout(sizes_of(self.asked.mesh)))
 
-    def planned(self, args: tuple) -> Made:
-        """The plan for arguments of these shapes. Needs no devices."""
+    def planned(self, args: tuple) -> tuple[Made, Any]:
+        """The plan for arguments of these shapes, and the key of the shapes. Needs no devices."""
         key, leaves, tree = _checked(self.fn, args)
         if key not in self._made:
             self._made[key] = (_make(self.fn, self.asked, leaves, tree, args), None)
         self._last = self._made[key][0]
-        return self._last
+        return self._last, key
 
     def prepared(self, args: tuple) -> tuple[Made, Any]:
         """The plan and the compiled function for arguments of these shapes."""
-        made = self.planned(args)
-        key = _checked(self.fn, args)[0]
+        made, key = self.planned(args)
         if self._made[key][1] is None:
             mesh = self.devices()
             into = tuple(_sharding(mesh, s, len(v.shape), made.axes) for s, v in zip(made.inputs, _values(made)))

@@ -66,7 +66,7 @@ class Toil:
         for kind, n in self.kinds.items():
             mine = self.matrices[kind.stack]
             made = [(leaf, self.product(s, leaf, run) * n) for leaf in mine]
-            between = self.between(s) * n
+            between = self.between(s, kind) * n
             seen, behind = self.attention(s, kind.window)
             all_made = sum(time for _, time in made)
             forward = forward + all_made + between + seen * n
@@ -95,13 +95,15 @@ class Toil:
         width = 4 if leaf.exact else s.width
         return self.longer(2 * rows * into * out, moved * width) + run.micro * self.op
 
-    def between(self, s: Splits) -> Array:
-        """What lies between one layer's products, forward."""
+    def between(self, s: Splits, kind: Any) -> Array:
+        """What lies between one layer's products, forward; of experts, the rows of the device's own tokens alone."""
         c = self.q.config
         work, stream = s.wide * s.over("cube_embed"), c.embed / (s.short * s.narrow)
         heads, keys = c.heads * c.head / work, c.kv_heads * c.head / (s.keys * s.over("cube_embed"))
-        features = 6 * stream + 2 * c.embed / s.narrow + 2 * (heads + keys) + 3 * self.wide / work
-        features = features + (6 * c.top * c.embed if getattr(c, "experts", 0) else 0)
+        wide = self.wide if not getattr(c, "experts", 0) else c.beside if kind.tells else c.ffn
+        features = 6 * stream + 2 * c.embed / s.narrow + 2 * (heads + keys) + 3 * wide / work
+        if kind.tells:
+            features = features + c.top * min(1.0, c.capacity or 1.0) * (6 * c.embed + 3 * c.expert_ffn / s.wide)
         return s.tokens * features * s.width / self.stream
 
     def attention(self, s: Splits, window: int | None) -> tuple[Array, Array]:

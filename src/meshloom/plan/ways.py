@@ -10,7 +10,7 @@ from meshloom.core.layout import INSIDE, Layout
 from meshloom.core.spec import Spec
 from meshloom.plan import link
 from meshloom.plan.hardware import Cluster
-from meshloom.plan.splits import Splits, own
+from meshloom.plan.splits import WIDE, Splits, own
 
 Array = np.ndarray
 
@@ -169,7 +169,9 @@ def weights(w: Ways, run: Any) -> tuple[Array, Array, Array]:
         once = once + w.gathered(s.elements("grad", leaf) * 4, 1, "zero1")
         tokens = ("data", "depth", "context", "ulysses", *(() if "expert" in leaf.axes else ("expert",)))
         # key heads that every device has whole are summed over more devices, by ways that may be faster
-        there = np.where(s.keys == s.wide, 1, 0) if "kv_heads" in leaf.axes else 1
+        there = (
+            np.where(s.keys == s.wide, 1, 0) if "kv_heads" in leaf.axes else 1 if set(WIDE) & set(leaf.axes) else np.where(s.wide > 1, 0, 1)
+        )
         once = once + there * w.summed(s.elements("rest", leaf) * 4, 1, *tokens)
     return forward, backward, once
 
