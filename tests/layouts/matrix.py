@@ -1,6 +1,8 @@
 """Every pair of strategies that can share a mesh, each proven against one device: `make matrix` runs all of it and writes docs/matrix.md.
 
-    python -m layouts.matrix [--write docs/matrix.md] [--model llama] [--jobs 2]
+    python -m layouts.matrix [--write docs/matrix.md] [--model llama] [--jobs 2] [--keep done.jsonl]
+
+A run that is ended early goes on from the file given by --keep; results of another version of the source are not taken.
 
 The pairs are made from the STRATEGIES table, so a new strategy is in the matrix by having a row in SIZES.  Each pair is proven on a dense model and
 on one with experts, those of each kind by turns; every schedule of a pipeline too, with what works inside a stage. A cell is one row of
@@ -8,7 +10,9 @@ on one with experts, those of each kind by turns; every schedule of a pipeline t
 """
 
 import argparse
+import hashlib
 import itertools
+import json
 import os
 import sys
 import time
@@ -56,7 +60,9 @@ LARGE = (
 SCHEDULES = ("gpipe", "interleaved2", "zb", "1f1b,stash")
 INSIDE = ("zero1", "zero2", "zero3", "tensor", "sequence", "context", "expert")
 """What every schedule is proven with, beside the pairs."""
-BATCH = 8
+PATIENT = ("--xla_cpu_collective_call_warn_stuck_timeout_seconds=900", "--xla_cpu_collective_call_terminate_timeout_seconds=1800")
+"""On a busy machine 32 simulated devices may keep each other waiting for longer than XLA's 40 s."""
+BATCH = 4
 """Cells that a process takes at a time."""
 DEVICES = 16
 """Simulated; the suite has 8 and takes its sample from the pairs that fit."""
@@ -183,6 +189,25 @@ def run(todo: list[tuple[str, str]], jobs: int) -> Iterator[Result]:
             yield from done.result()
 
 
+def version() -> str:
+    """A hash of the package's source."""
+    import meshloom
+
+    found = hashlib.sha256()
+    for path in sorted(Path(meshloom.__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kept(path: Path | None) -> list[tuple[Result, float]]:
+    """The results that an earlier run of the same source has left, and the seconds after which each came."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path and path.is_file() else []
+    mine = [line for line in lines if line["version"] == version()]
+    if lines:
+        print(f"{len(mine)} cells are taken from {path}; {len(lines) - len(mine)} there are of another version of the source", flush=True)
+    return [(Result(**line["result"]), line["seconds"]) for line in mine]
+
+
 def _proven(model: str, spellings: list[str]) -> list[Result]:
     return list(prove(model, spellings))
 
@@ -194,14 +219,21 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, action="append", help="only these models")
     parser.add_argument("--only", default="", help="only layouts in whose spelling this stands")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--keep", type=Path, help="a file of results, to go on from where a run was ended")
     given = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=32"
-    start, results = time.time(), []
+    os.environ["XLA_FLAGS"] = " ".join(("--xla_force_host_platform_device_count=32", *PATIENT))
     todo = [(model, spelling) for model, spelling in cells() if model in (given.model or MODELS) and given.only in spelling]
-    for result in run(todo, given.jobs):
+    before = [(r, seconds) for r, seconds in kept(given.keep) if (r.model, r.spelling) in todo]
+    results, spent = [r for r, _ in before], max((seconds for _, seconds in before), default=0.0)
+    have, start = {(r.model, r.spelling) for r in results}, time.time() - spent
+    for result in run([cell for cell in todo if cell not in have], given.jobs):
         print(f"{result.model:12} {result.spelling:40} {result.said}", flush=True)
         results.append(result)
+        if given.keep:
+            line = {"version": version(), "seconds": round(time.time() - start, 1), "result": result._asdict()}
+            with given.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
     if given.write:
         results.sort(key=lambda r: todo.index((r.model, r.spelling)))
         given.write.write_text(page(results, time.time() - start), encoding="utf-8")

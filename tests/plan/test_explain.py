@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from meshloom.parallel.table import build
-from meshloom.plan.explain import Kept, brief, explain, lines, number, size, unsplit
+from meshloom.plan.explain import Kept, brief, explain, fits, lines, number, size, unsplit
 from meshloom.plan.plan import Plan
 from meshloom.recipes.launch import choose, describe_plan, explained
 from meshloom.recipes.load import load_recipe
@@ -97,3 +97,15 @@ def test_says_how_many_parameters_train(config) -> None:
     kept = less.stored["optimizer"] - 4
     assert kept == 2 * sum(a.bytes for a in less.arrays if a.path != "embed" and "attn." not in a.path)
     assert less.working["gradients"] < e.working["gradients"] and less.flops < e.flops
+
+
+def test_says_whether_a_step_fits_and_by_how_much_not() -> None:
+    config = load_recipe("quickstart", ["layout=zero1=2"])
+    e = explained(config, choose(config))
+    needs = sum(e.stored.values()) + sum(e.working.values())
+    assert fits(e, needs, "one").startswith("fits") and f"of the {size(needs)} of a device of one" in fits(e, needs, "one")
+    most = max({**e.stored, **e.working}.items(), key=lambda row: row[1])
+    less = fits(e, needs // 2, "one")
+    assert (
+        f"{size(needs - needs // 2)} more than the {size(needs // 2)} of a device of one; most of it is {most[0]}: {size(most[1])}" in less
+    )
