@@ -6,7 +6,8 @@ time. What has nothing to do reads place 0 and writes where nothing is kept at t
 buffer has one more place, at the index that is its size, only where a stage once has no such place.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -56,6 +57,18 @@ class Life(NamedTuple):
     start: float
     stop: int
     key: Op
+
+
+class Taken(NamedTuple):
+    """When a place is taken: from each of `starts`, in order, at most until the same of `stops`, which is the last of all that began by then."""
+
+    starts: list[float]
+    stops: list[float]
+
+    def at(self, time: float) -> bool:
+        """Whether anything is there at a time."""
+        before = bisect_right(self.starts, time)
+        return before > 0 and self.stops[before - 1] >= time
 
 
 def compile(s: Schedule) -> Table:
@@ -116,18 +129,22 @@ def _table(s: Schedule, done: dict[Op, int]) -> Table:
     return Table(s, columns, slots, sizes, used)
 
 
-def _taken(ring: str, s: Schedule, lives: list[Life], places: dict[Op, int]) -> list[tuple[float, float, int]]:
+def _taken(ring: str, s: Schedule, lives: list[Life], places: dict[Op, int]) -> dict[int, Taken]:
     """From when until when each place of a stage is taken, within ticks."""
     first = {"inbox": 0.0, "kept": WRITES["forward_keep"], "late": WRITES["backward_late"]}
     last = s.stages * s.chunks - 1
     start = lambda key: first.get(ring, WRITES["leave_to"] if key.part == last else WRITES["arrive_g"])
-    return [(life.start + start(life.key), life.stop + READS[ring], places[life.key]) for life in lives]
+    found: dict[int, Taken] = {}
+    for begin, end, place in sorted((life.start + start(life.key), life.stop + READS[ring], places[life.key]) for life in lives):
+        taken = found.setdefault(place, Taken([], []))
+        taken.starts.append(begin)
+        taken.stops.append(max(end, taken.stops[-1]) if taken.stops else end)
+    return found
 
 
-def _free(taken: list[tuple[float, float, int]], at: float, count: int) -> int:
+def _free(taken: Mapping[int, Taken], at: float, count: int) -> int:
     """The first of `count` places that nothing is in at a time, else the one behind them."""
-    busy = {place for start, stop, place in taken if start <= at <= stop}
-    return next(place for place in range(count + 1) if place not in busy)
+    return next(place for place in range(count + 1) if place not in taken or not taken[place].at(at))
 
 
 def _sent(s: Schedule, op: Op, put, slot, tick: int) -> None:
