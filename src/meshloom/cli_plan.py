@@ -41,12 +41,13 @@ def plan(
     price: float | None = None,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     micro: int | None = None,
-    remat: Literal["none", "selective", "full"] | None = None,
+    remat: Literal["none", "selective", "full", "offload"] | None = None,
     layout: str = "",
     json: Flag = False,
     picture: Path | None = None,
     save: Path | None = None,
     compile: Flag = False,
+    exact: Flag = False,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
     machine: Machine = Machine(),
 ) -> int:
@@ -82,6 +83,8 @@ def plan(
         Write the plan to this file, for meshloom train RECIPE --plan FILE.
     compile
         Compile the train step for this topology too (TPUs by libtpu, or simulated CPU devices), and print its memory and traffic beside the prediction.
+    exact
+        Go on until the best is proven, where there are so many candidates (of many thousand devices) that the search would stop before.
     set_
         Override one setting of the recipe. May be repeated.
     """
@@ -98,7 +101,7 @@ def plan(
     cli_base.start(machine, devices)
     from meshloom.recipes import plan as worker
 
-    wish = worker.Wish(model, on, batch_tokens, seq, precision, remat, micro, layout, set_)
+    wish = worker.Wish(model, on, batch_tokens, seq, precision, remat, micro, layout, set_, exact)
     want = worker.Wanted(tokens, price, json, picture, save, compile)
     return OK if worker.plan(wish, want) else DISAGREES
 

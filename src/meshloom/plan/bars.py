@@ -31,9 +31,8 @@ def compose(title: str, q: Question, found: Found) -> tuple[Page, float]:
     """The page, and how high it is."""
     p, there = page({}), [one for one in (found.best, *found.others) if one]
     text(p, LEFT, 22, f"{title} on {q.cluster.label}", 18, bold=True)
-    text(
-        p, LEFT, 44, f"{q.sequences * q.seq:,} tokens a step, {q.seq:,} in a sequence, {q.dtype}; {found.said}", 11.5, SOFT, room=WIDTH - 40
-    )
+    said = f"{q.sequences * q.seq:,} tokens a step, {q.seq:,} in a sequence, {q.dtype}; the best of {found.space:,} candidates"
+    text(p, LEFT, 44, said, 11.5, SOFT, room=WIDTH - 40)
     y = _panel(p, 58, "Time of a step", "what nothing hides", there, [terms(one.time) for one in there], seconds, 0, q)
     limit = float(q.cluster.hardware.memory)
     memory = [{kind: float(n) for kind, n in one.memory.kinds.items()} for one in there]

@@ -90,18 +90,22 @@ class Bounds:
         s, stages = self.splits(p, sizes), np.asarray(sizes.get("pipe", 1)) * np.ones(len(next(iter(sizes.values()))), int)
         rows = (self.q.sequences // s.batch_all).astype(int)
         most, chunks = self._most(rows), self._chunks(p, stages)
-        fill = 1 + (stages - 1) / (most * chunks)
         stash = True in self.q.allowed.stash
+        again = float("pipe" in p.words and not stash)
+        time = np.full(len(stages), np.inf)
+        for low, high in self._ranges(p, stages, most):
+            run = Run(low, 1 + (stages - 1) / (high * chunks), *self.least, again, float("pipe" in p.words), 1)
+            time = np.minimum(time, np.where(low <= most, self.time(s, run), np.inf))
         fewest = np.ones(len(stages)) if self.q.allowed.micro is None else np.full(len(stages), float(self.q.allowed.micro))
-        run = Run(fewest, fill, *self.least, float("pipe" in p.words and not stash), float("pipe" in p.words), 1)
-        lean = Run(most.astype(float), fill, *self.lean, run.again, 0.0, chunks, places("1f1b", stages, most, 1))
+        fill = 1 + (stages - 1) / (most * chunks)
+        lean = Run(most.astype(float), fill, *self.lean, again, 0.0, chunks, places("1f1b", stages, most, 1))
         whole = lean._replace(micro=fewest, places=1.0)  # one micro-batch has no sum of gradients
         memory = np.minimum(self.memory(s, lean), self.memory(s, whole))
         pairs = np.stack([rows, stages])
         kinds, where = np.unique(pairs, axis=1, return_inverse=True)
         counts = np.array([self._count(p, int(n), int(stage)) for n, stage in kinds.T])
         choices = counts[where.reshape(-1)] * len(self.remats)
-        return Floor(self.time(s, run), memory, choices)
+        return Floor(time, memory, choices)
 
     def choices(self, p: Pattern, sizes: Mapping[str, int]) -> list[Choice]:
         """Every choice on one mesh, with bounds of its own."""
@@ -149,6 +153,16 @@ class Bounds:
     def memory(self, s: Splits, run: Run) -> Array:
         """Bytes of a device, at least."""
         return room(s, run, self.toil.beside)
+
+    def _ranges(self, p: Pattern, stages: Array, most: Array) -> list[tuple[Array, Array]]:
+        """Numbers of micro-batches, from and to: few have a large bubble, many gather weights often, so that a bound for all at once would be loose."""
+        if self.q.allowed.micro is not None:
+            return [(np.full(len(most), float(self.q.allowed.micro)), most)]
+        if "pipe" not in p.words:
+            return [(np.ones(len(most)), most)]
+        cuts = [np.ones(len(most)), *(stages * times + 1.0 for times in (1, 4, 16))]
+        highs = [*(np.minimum(cut - 1, most) for cut in cuts[1:]), most]
+        return list(zip(cuts, (np.maximum(high, 1) for high in highs)))
 
     def _most(self, rows: Array) -> Array:
         """The most micro-batches of each mesh."""

@@ -4,6 +4,9 @@ Every mesh has a lower bound on its time and on its memory (`bounds.py`), from a
 out; the others are taken up in the order of their bounds, cut into their choices of schedule, micro-batches and remat, each with a bound of its own, and
 priced exactly (`plan.memory`, `plan.time`) until no bound is left below the best that was found. So nothing that was never priced can be better. Ties go to
 the smaller memory, then to the shorter spelling, so that every process finds the same.
+
+Clusters of many thousand devices have too many meshes for that: after a fixed effort the search climbs from the most promising mesh of each kind instead
+(`climb.py`), and says by how much one that it did not look at may be faster, at most.
 """
 
 import heapq
@@ -20,6 +23,7 @@ from meshloom.models.base import Model
 from meshloom.parallel.base import Shapes
 from meshloom.parallel.table import build
 from meshloom.plan.bounds import Bounds, Choice
+from meshloom.plan.climb import climb
 from meshloom.plan.cost import shapes
 from meshloom.plan.hardware import Cluster
 from meshloom.plan.memory import Memory, device_memory, stored
@@ -29,15 +33,22 @@ from meshloom.plan.time import Time, step_time
 from meshloom.runner.run import How
 
 INDIVISIBLE, REFUSED = "meshes left out since sizes do not divide", "refused by a check"
-LARGE, HEAVY, SLOW = "too large by a bound", "of these too large", "slower by a bound"
+LARGE, HEAVY, SLOW, UNSEEN = "too large by a bound", "of these too large", "slower by a bound", "not looked at"
 """Why a candidate was spared, in words."""
+EFFORT, MANY, LITTLE = 3500.0, 60_000, 500.0
+"""Meshes whose choices are bounded before the search climbs, where it is not asked to be exact: so many, or LITTLE where there are more than MANY in all. A
+candidate priced exactly counts as PRICE of them."""
+PRICE = 5.0
+TRIED = 40
+"""Choices of a mesh that was climbed to which are priced, the lowest bounds first."""
 UNROLL_UP_TO = 32
 """Layers that are unrolled on a CPU where nobody says how they run; deeper models compile too long."""
 
 
 class Question(NamedTuple):
     """What is to be planned. seq, sequences: of a step. packed: whether rows hold several documents. stored: a layout -> kind -> bytes that a device keeps
-    beside the parameters (optimizer, average). refuse: (layout) -> None, or ValueError where the way of training does not admit it."""
+    beside the parameters (optimizer, average). refuse: (layout) -> None, or ValueError where the way of training does not admit it.
+    exact: whether the answer is to be proven, however long that takes."""
 
     model: Model
     config: Any
@@ -50,6 +61,7 @@ class Question(NamedTuple):
     allowed: Allowed = Allowed()
     refuse: Callable[[Layout], None] = lambda layout: None
     runner: str = "auto"
+    exact: bool = False
 
 
 class Candidate(NamedTuple):
@@ -69,7 +81,8 @@ class Candidate(NamedTuple):
 
 class Found(NamedTuple):
     """best: None where nothing fits. others: the next best, each of another kind (`Pattern.kind`). space: candidates there are. priced: those that were priced exactly.
-    pruned: reason -> candidates that it spared. least: where nothing fits, the candidate with the least memory (None where the checks refuse all)."""
+    pruned: reason -> candidates that it spared. least: where nothing fits, the candidate with the least memory (None where the checks refuse all). gap: the
+    part of the best's time by which a candidate that was not looked at may be faster, at most; 0: none is."""
 
     best: Candidate | None
     others: tuple[Candidate, ...]
@@ -77,12 +90,14 @@ class Found(NamedTuple):
     priced: int
     pruned: Mapping[str, int]
     least: Candidate | None = None
+    gap: float = 0.0
 
     @property
     def said(self) -> str:
         """What was looked at, in a sentence."""
         spared = ", ".join(f"{n:,} {why}" for why, n in self.pruned.items() if n)
-        return f"{self.space:,} candidates: {self.priced:,} priced exactly" + (f", {spared}" if spared else "")
+        proof = f". Not proven: what was not looked at may be up to {self.gap:.0%} faster (--exact goes on)" if self.gap else ""
+        return f"{self.space:,} candidates: {self.priced:,} priced exactly" + (f", {spared}" if spared else "") + proof
 
 
 def runner_of(asked: str, platform: str, layers: int, remat: str) -> str:
@@ -130,10 +145,13 @@ def search(q: Question, keep: int = 6) -> Found:
     """The best candidate that fits, and the best of other kinds.  keep: how many in all.  Where nothing fits: what needs least memory."""
     bounds, tally = Bounds(q), Counter()
     order = _meshes(q, bounds, tally, "time")
-    ranked = sorted(_best_first(q, bounds, order, keep, tally).values(), key=lambda one: one.rank)[:keep]
+    hunt = _Hunt(q, keep, tally)
+    ahead = _best_first(q, bounds, order, hunt)
+    ranked = sorted(hunt.found.values(), key=lambda one: one.rank)[:keep]
     least = None if ranked else leanest(q, bounds)
     space, priced = tally.pop("space", 0), tally.pop("priced", 0)
-    return Found(ranked[0] if ranked else None, tuple(ranked[1:]), space, priced, dict(tally), least)
+    gap = max(0.0, 1 - ahead / ranked[0].time.total) if ranked else 0.0
+    return Found(ranked[0] if ranked else None, tuple(ranked[1:]), space, priced, dict(tally), least, gap)
 
 
 def _meshes(q: Question, bounds: Bounds, tally: Counter, by: str) -> Sequence[Mesh]:
@@ -160,47 +178,86 @@ def _meshes(q: Question, bounds: Bounds, tally: Counter, by: str) -> Sequence[Me
     return _Lazy(rows, [(key[i], which[i], at[i]) for i in order[: np.isfinite(key).sum()]])
 
 
-def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], keep: int, tally: Counter) -> dict[tuple[str, ...], Candidate]:
-    """Kind of layout -> its best candidate, of the best kinds: candidates priced in the order of their bounds, until no bound is as low as the last of
-    those that are kept, nor as the best of its own kind."""
-    found: dict[tuple[str, ...], Candidate] = {}
-    heap: list[tuple[float, int, Mesh, Choice]] = []
-    limit, taken, number = q.cluster.hardware.memory, 0, itertools.count()
-    tally["priced"] = 0
-    while True:
-        bar = sorted(one.time.total for one in found.values())[keep - 1] if len(found) >= keep else math.inf
-        ahead = order[taken].bound if taken < len(order) else math.inf
-        if min(ahead, heap[0][0] if heap else math.inf) > bar or (taken == len(order) and not heap):
-            break
-        if not heap or ahead < heap[0][0]:
-            mesh = order[taken]
-            taken += 1
-            if mesh.pattern.kind in found and mesh.bound > found[mesh.pattern.kind].time.total:
-                tally[SLOW] += mesh.choices
-                continue
-            for choice in bounds.choices(mesh.pattern, mesh.sizes):
-                if choice.memory > limit:
-                    tally[LARGE] += 1
-                else:
-                    heapq.heappush(heap, (choice.time, next(number), mesh, choice))
-            continue
-        bound, _, mesh, choice = heapq.heappop(heap)
-        at = mesh.pattern.kind
-        if at in found and bound > found[at].time.total:
-            tally[SLOW] += 1
-            continue
+class _Hunt:
+    """Candidates as they are priced. found: kind of layout -> its best. heap: choices that wait, by their bounds."""
+
+    def __init__(self, q: Question, keep: int, tally: Counter) -> None:
+        self.q, self.keep, self.tally, self.limit = q, keep, tally, q.cluster.hardware.memory
+        self.found: dict[tuple[str, ...], Candidate] = {}
+        self.heap: list[tuple[float, int, Pattern, dict[str, int], Choice]] = []
+        self.number, self.effort = itertools.count(), 0.0
+        tally["priced"] = 0
+
+    @property
+    def bar(self) -> float:
+        """Seconds of the last of those that are kept: what is slower need not be priced."""
+        return sorted(one.time.total for one in self.found.values())[self.keep - 1] if len(self.found) >= self.keep else math.inf
+
+    @property
+    def next(self) -> float:
+        """The lowest bound that waits."""
+        return self.heap[0][0] if self.heap else math.inf
+
+    def slower(self, p: Pattern, bound: float) -> bool:
+        """Whether a bound is above the best of its own kind."""
+        return p.kind in self.found and bound > self.found[p.kind].time.total
+
+    def add(self, p: Pattern, sizes: dict[str, int], choices: list[Choice]) -> None:
+        """Choices on a mesh, to be priced in turn; those that cannot fit are counted."""
+        for choice in choices:
+            if choice.memory > self.limit:
+                self.tally[LARGE] += 1
+            else:
+                heapq.heappush(self.heap, (choice.time, next(self.number), p, sizes, choice))
+
+    def price(self) -> None:
+        """Prices the choice with the lowest bound."""
+        bound, _, p, sizes, choice = heapq.heappop(self.heap)
+        if self.slower(p, bound):
+            self.tally[SLOW] += 1
+            return
+        self.effort += PRICE
         try:
-            one = price(q, mesh.pattern.spell(mesh.sizes, choice.pipe), choice.micro, choice.remat, limit)
+            one = price(self.q, p.spell(sizes, choice.pipe), choice.micro, choice.remat, self.limit)
         except ValueError:
-            tally[REFUSED] += 1
-            continue
-        tally["priced"] += 1
+            self.tally[REFUSED] += 1
+            return
+        self.tally["priced"] += 1
         if isinstance(one, Memory):
-            tally[HEAVY] += 1
-        elif at not in found or one.rank < found[at].rank:
-            found[at] = one
-    tally[SLOW] += len(heap) + sum(order[i].choices for i in range(taken, len(order)))
-    return found
+            self.tally[HEAVY] += 1
+        elif p.kind not in self.found or one.rank < self.found[p.kind].rank:
+            self.found[p.kind] = one
+
+
+def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], hunt: _Hunt) -> float:
+    """Prices candidates in the order of their bounds, until no bound is as low as the last of those that are kept, nor as the best of its own kind; or, the
+    effort used up, those near the most promising.  Returns the lowest bound of what was not looked at: above the best where that is proven."""
+    taken, ahead = 0, math.inf
+    most = math.inf if q.exact else EFFORT if len(order) <= MANY else LITTLE
+    while hunt.effort < most:
+        ahead = order[taken].bound if taken < len(order) else math.inf
+        if min(ahead, hunt.next) > hunt.bar or (taken == len(order) and not hunt.heap):
+            ahead = math.inf
+            break
+        if hunt.heap and hunt.next <= ahead:
+            hunt.price()
+            continue
+        mesh = order[taken]
+        taken += 1
+        if hunt.slower(mesh.pattern, mesh.bound):
+            hunt.tally[SLOW] += mesh.choices
+            continue
+        hunt.effort += 1
+        hunt.add(mesh.pattern, mesh.sizes, bounds.choices(mesh.pattern, mesh.sizes))
+    else:
+        ahead = min(order[taken].bound if taken < len(order) else math.inf, hunt.next)
+        hunt.heap.clear()
+        for spot in climb(q, bounds, ((mesh.pattern, mesh.sizes) for mesh in order)):
+            hunt.add(spot.pattern, spot.sizes, spot.choices[:TRIED])
+        while hunt.heap and hunt.next <= hunt.bar:
+            hunt.price()
+    hunt.tally[SLOW if ahead == math.inf else UNSEEN] += len(hunt.heap) + sum(order[i].choices for i in range(taken, len(order)))
+    return ahead
 
 
 def leanest(q: Question, bounds: Bounds | None = None, enough: float = 0.0) -> Candidate | None:

@@ -139,6 +139,7 @@ def tree(title: str, q: Question, found: Found, budget: Budget) -> dict[str, Any
         "candidates": found.space,
         "priced": found.priced,
         "pruned": dict(found.pruned),
+        "gap": found.gap,
     }
 
 

@@ -210,12 +210,15 @@ def turns(w: Ways, run: Any, layers: Array) -> Array:
 
 
 def panels(w: Ways, run: Any) -> tuple[Array, Array]:
-    """Activations of streamed products, panel by panel: forward, backward."""
+    """Activations and weights of streamed products, panel by panel: forward, backward."""
     s = w.s
     if "stream" not in s.pattern.options.values():
         return s.ones * 0, s.ones * 0
     each = residual(s) * (1 - 1 / s.over("cols")) * passes(s, run)
-    return w.passed(4 * each, "cols"), w.passed(5 * each, "cols")
+    matrices = (leaf for leaf in s.leaves if leaf.axes[0] == "layer" and "embed" in leaf.axes and INSIDE & set(leaf.axes))
+    weights = sum((s.elements("live", leaf) for leaf in matrices), s.ones * 0) * s.width * (s.over("rows") - 1) * run.micro * run.fill
+    forward, backward = w.passed(4 * each, "cols"), w.passed(5 * each, "cols")
+    return forward + w.passed(weights, "rows"), backward + w.passed(2 * weights, "rows")
 
 
 def around(w: Ways, run: Any) -> tuple[Array, Array]:

@@ -38,7 +38,7 @@ DAY = 86400.0
 
 class Wish(NamedTuple):
     """What a person asks for. model: a known model, a recipe, or a Hugging Face folder. on: a cluster, None for the devices present. batch: as text.
-    precision, remat, micro, layout: fixed where given (layout: some of its words)."""
+    precision, remat, micro, layout: fixed where given (layout: some of its words). exact: whether the best has to be proven, however long that takes."""
 
     model: str
     on: str | None = None
@@ -49,6 +49,7 @@ class Wish(NamedTuple):
     micro: int | None = None
     layout: str = ""
     sets: tuple[str, ...] = ()
+    exact: bool = False
 
 
 class Asked(NamedTuple):
@@ -181,6 +182,7 @@ def plan(w: Wish, want: Wanted = Wanted()) -> bool:
     if want.price is not None and not want.price >= 0:
         raise ValueError(f"--price {want.price} is no price. Give dollars a device-hour, such as 2.5.")
     asked = ask(w)
+    asked = asked._replace(question=asked.question._replace(exact=w.exact))
     q = asked.question
     found = search(q)
     batch = f"--batch-tokens {w.batch or BATCH} = {q.sequences * q.seq:,}" if w.batch or not asked.config else ""
