@@ -37,6 +37,12 @@ def test_a_mesh_that_is_larger_than_the_machine_is_refused() -> None:
 
 def test_sizes_of_memory() -> None:
     assert [size(s) for s in (1000, "1.5GB", "2 GiB", "3kb", "1e3", "7")] == [1000, 1_500_000_000, 2**31, 3000, 1000, 7]
-    for wrong, says in (("much", "is no size of memory"), ("3 pounds", "is no size"), (0, "no memory"), ("-1GB", "is no size")):
+    for wrong, says in (
+        ("much", "is no size of memory"),
+        ("3 pounds", "is no size"),
+        (0, "no memory"),
+        (float("nan"), "no memory"),
+        ("-1GB", "is no size"),
+    ):
         with pytest.raises(ValueError, match=says):
             size(wrong)

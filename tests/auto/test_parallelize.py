@@ -227,6 +227,7 @@ def args():
     [
         (lambda on: ml.parallelize(step, args(), mesh="x=8", batch_argnums=3, on=on), "batch_argnums names argument 3, and there are 3"),
         (lambda on: ml.parallelize(step, args(), mesh="x=8", donate_argnums=-1, on=on), "donate_argnums names argument -1"),
+        (lambda on: ml.parallelize(step, args(), mesh="x=8", batch_argnums="x", on=on), "'x' is no number of an argument"),
         (lambda on: ml.parallelize(step, sizes(6, 8, 32), mesh="x=4", batch_argnums=2, on=on), "The leading axis of x has 6 elements, and no axis"),
         (lambda on: ml.parallelize(step, args(), mesh="x=8", memory=1000, on=on), "No layout fits into 1,000 B on each of 8 devices: .* B more"),
         (lambda on: ml.parallelize(step, args(), mesh="x=2 y=2 z=2", on=on), "more than two axes"),

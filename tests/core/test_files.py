@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from meshloom.core.files import REASONS, FolderLock, bytes_of, free, human, read_lines, sentence, write_bytes, write_json, write_text
+from meshloom.core.files import (
+    REASONS,
+    FolderLock,
+    bytes_of,
+    check_ours,
+    free,
+    human,
+    read_lines,
+    sentence,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 HOLD = """
 import sys, time
@@ -144,3 +156,14 @@ def test_lines_of_a_text_file(tmp_path):
     file.write_bytes(b"")
     with pytest.raises(ValueError, match=r"prompts\.txt is empty\. Write at least one line"):
         read_lines(file)
+
+
+def test_only_files_of_the_same_kind_are_written_over(tmp_path):
+    check_ours(tmp_path / "new" / "a", "# ours", "plan")
+    (tmp_path / "a").write_text("# ours, of yesterday")
+    check_ours(tmp_path / "a", "# ours", "plan")
+    (tmp_path / "b").write_text("theirs")
+    with pytest.raises(ValueError, match="b is there already and is no plan. Name another file"):
+        check_ours(tmp_path / "b", "# ours", "plan")
+    with pytest.raises(OSError, match="it is a folder. Name a file in it"):
+        check_ours(tmp_path, "# ours", "plan")

@@ -78,5 +78,7 @@ def test_a_machine_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "effort_of", lambda platform, quick: TINY._replace(products={}, moved=()))
     monkeypatch.setattr(module, "measured", lambda *_: [Point("products", 8, 64, 1e-3, "float32"), Point("memory", 8, 1 << 14, 1e-4)])
     (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is there already and is no hardware that was measured"):
+        calibrate("mine", tmp_path / "file")
     with pytest.raises(OSError, match="Cannot write"):
         calibrate("mine", tmp_path / "file" / "mine.yaml")

@@ -29,6 +29,7 @@ def test_suffixes_of_a_batch_are_binary_and_of_a_budget_decimal() -> None:
         (Wish("llama3-8b", "h100:1x8", seq=9000), "--seq 9000 is not a length that llama3-8b takes: it is made for 1 to 8192 tokens"),
         (Wish("llama3-8b", "h100:1x8", layout="tensor=3"), "--layout tensor=3 takes 3 devices, which do not divide the 8 of h100:1x8"),
         (Wish("llama3-8b", "h100:1x8", layout="tensr=2"), "'tensr' in layout 'tensr=2' is not a strategy. Did you mean 'tensor'?"),
+        (Wish("llama3-8b", "h100:1x8", sets=("train.steps=3",)), "--set train.steps=3 changes a recipe, and 'llama3-8b' is a model"),
         (Wish("llama3-8b", "h100:1x8", micro=0), "--micro 0 is no number of micro-batches"),
     ],
 )  # fmt: skip
@@ -87,8 +88,19 @@ def test_where_nothing_fits_it_says_what_would(tmp_path, capsys: pytest.CaptureF
     assert "Nothing fits: the layout that needs least" in said and "What would fit:" in said and "more devices, rtx4090:" in said
 
 
+def test_a_file_that_is_no_plan_is_not_written_over(tmp_path) -> None:
+    (tmp_path / "recipe.yaml").write_text("extends: quickstart\n")
+    with pytest.raises(ValueError, match="recipe.yaml is there already and is no plan"):
+        worker.plan(Wish("gpt2", "a100:1x1"), Wanted(save=tmp_path / "recipe.yaml"))
+    assert (tmp_path / "recipe.yaml").read_text() == "extends: quickstart\n"
+
+
 def test_a_negative_price_and_a_picture_of_another_kind_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="--price -1 is no price"):
         worker.plan(Wish("gpt2", "a100:1x1"), Wanted(price=-1))
+    with pytest.raises(ValueError, match="--price inf is no price"):
+        worker.plan(Wish("gpt2", "a100:1x1"), Wanted("1B", float("inf")))
+    with pytest.raises(ValueError, match="--price 2 has no run to price"):
+        worker.plan(Wish("gpt2", "a100:1x1"), Wanted(price=2))
     with pytest.raises(ValueError, match="a picture is written as"):
         worker.plan(Wish("gpt2", "a100:1x1"), Wanted(picture=tmp_path / "a.gif"))

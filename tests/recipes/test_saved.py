@@ -51,7 +51,11 @@ def test_a_plan_of_another_model_or_number_of_devices_is_refused(tmp_path) -> No
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path) -> None:
     (tmp_path / "x.yaml").write_text("a: 1\n")
-    with pytest.raises(ValueError, match="is no plan: it lacks layout and micro_batches"):
+    with pytest.raises(ValueError, match="is no plan: it lacks model, hardware, devices, seq, "):
+        saved.read(tmp_path / "x.yaml")
+    saved.save(a_plan(), tmp_path / "y.yaml")
+    (tmp_path / "x.yaml").write_text("".join(line for line in (tmp_path / "y.yaml").open() if not line.startswith("runner")))
+    with pytest.raises(ValueError, match="is no plan: it lacks runner. "):
         saved.read(tmp_path / "x.yaml")
 
 

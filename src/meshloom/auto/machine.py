@@ -51,6 +51,6 @@ def size(said: int | float | str) -> int:
     if isinstance(said, str) and (not found or found[2].upper() not in UNITS):
         raise ValueError(f"'{said}' is no size of memory. Write bytes, or a number with one of KB, MB, GB, KiB, MiB, GiB: '40GB'.")
     whole = float(found[1]) * UNITS[found[2].upper()] if found else float(said)
-    if whole <= 0:
-        raise ValueError(f"memory={said!r} leaves a device no memory. Give the bytes of one device, like '40GB'.")
+    if not 0 < whole < math.inf:
+        raise ValueError(f"memory={said!r} is no memory of a device. Give the bytes of one device, like '40GB'.")
     return int(whole)

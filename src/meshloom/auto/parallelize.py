@@ -166,7 +166,13 @@ def sizes_of(mesh: Any) -> dict[str, int]:
 
 
 def _numbers(said: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (said,) if isinstance(said, int) else tuple(said)
+    """Numbers of arguments.  Raises ValueError for what is no number."""
+    numbers = (said,) if isinstance(said, int) else tuple(said)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise ValueError(
+            f"{said!r} is no number of an argument. Give batch_argnums and donate_argnums numbers, counted from 0: 2, or (0, 1)."
+        )
+    return numbers
 
 
 def _shape(x: Any) -> Any:

@@ -70,6 +70,17 @@ def explained(path: str | os.PathLike, size: int | None = None) -> Iterator[None
         raise sentence(error, path, size) from error
 
 
+def check_ours(path: Path, head: str, kind: str) -> None:
+    """Refuses, before the work that is to be written, a file that cannot be, and one that is there and did not come from here.  head: how ours begin.
+    kind: what ours are, in words.  Raises OSError and ValueError, each with a sentence."""
+    if path.is_dir():
+        raise sentence(IsADirectoryError(errno.EISDIR, "it is a folder. Name a file in it"), path)
+    if not os.access(existing(path.parent), os.W_OK):
+        raise sentence(PermissionError(errno.EACCES, "not allowed"), path)
+    if path.exists() and not path.read_bytes().startswith(head.encode()):
+        raise ValueError(f"{path} is there already and is no {kind}. Name another file, or take this one away first.")
+
+
 def read_lines(file: Path) -> list[str]:
     """The lines of a text file.  Raises ValueError where it is not UTF-8 text, or has no line."""
     try:

@@ -49,7 +49,7 @@ def changes(q: Question) -> Iterator[tuple[str, Iterator[tuple[str, Question]]]]
         yield "other micro-batches (leave --micro out){}", iter([("", q._replace(allowed=allowed._replace(micro=None)))])
     if allowed.words:
         yield "another layout (leave --layout out){}", iter([("", q._replace(allowed=allowed._replace(words="")))])
-    if (allowed.remats, allowed.micro, allowed.words) != (free.remats, free.micro, free.words):
+    if (allowed.remats != free.remats) + (allowed.micro is not None) + bool(allowed.words) > 1:
         both = allowed._replace(remats=free.remats, micro=None, words="")
         yield "leave --remat, --micro and --layout out{}", iter([("", q._replace(allowed=both))])
     yield "{} sequences in a step", ((f"{n:,}", q._replace(sequences=n)) for n in _fewer(q.sequences))

@@ -10,22 +10,26 @@ import jax
 
 from meshloom import __version__
 from meshloom.core import yamls
-from meshloom.core.files import human, write_text
+from meshloom.core.files import check_ours, human, write_text
 from meshloom.plan.cost import SENT
 from meshloom.plan.hardware import Hardware, kind_of
 from meshloom.plan.link import steps
 from meshloom.plan.measure import EFFORTS, KINDS, Effort, Point, cores, plan
+
+HEAD = "# Measured by `meshloom calibrate` "
+"""How a file of hardware that was measured begins."""
 
 
 def calibrate(name: str, out: Path, quick: bool = False) -> dict[str, Any]:
     """Measures, prints what was found, writes the entry.  Returns it."""
     from rich.console import Console
 
+    check_ours(out, HEAD, "hardware that was measured")
     devices, begin = jax.devices(), time.perf_counter()
     console = Console()
     points = measured(devices, effort_of(devices[0].platform, quick), console)
     entry = entry_of(name, devices, points)
-    write_text(out, f"# Measured by `meshloom calibrate` {__version__} on {time.strftime('%d %B %Y')}.\n{yamls.text(entry)}")
+    write_text(out, f"{HEAD}{__version__} on {time.strftime('%d %B %Y')}.\n{yamls.text(entry)}")
     show(entry, points, console)
     console.print(
         f"Measured in {time.perf_counter() - begin:.0f} s. Written to {out}; use it as: meshloom plan MODEL --on {out}", soft_wrap=True

@@ -1,6 +1,7 @@
 """`meshloom plan`: from a model and a cluster to the best layout, told, drawn and saved."""
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshloom.core.config import nearest, to_tree
+from meshloom.core.files import check_ours
 from meshloom.models import known
 from meshloom.models.base import Model
 from meshloom.parallel.table import devices, parse, spell
@@ -82,6 +84,8 @@ def ask(w: Wish) -> Asked:
         raise ValueError(f"--micro {w.micro} is no number of micro-batches. Give 1 or more.")
     if config := _recipe(w):
         return _of_recipe(w, config, cluster, allowed)
+    if w.sets:
+        raise ValueError(f"--set {w.sets[0]} changes a recipe, and '{w.model}' is a model. Plan a recipe, or leave --set out.")
     model, c = _model(w.model)
     seq = w.seq if w.seq is not None else min(SEQ, c.max_seq)
     _check_seq(seq, c, w.model)
@@ -179,8 +183,12 @@ def plan(w: Wish, want: Wanted = Wanted()) -> bool:
     if want.picture:
         check_file(want.picture)
     budget = Budget(amount(want.tokens, "--tokens", DECIMAL) if want.tokens else None, want.price)
-    if want.price is not None and not want.price >= 0:
+    if want.price is not None and not 0 <= want.price < math.inf:
         raise ValueError(f"--price {want.price} is no price. Give dollars a device-hour, such as 2.5.")
+    if want.price is not None and not want.tokens:
+        raise ValueError(f"--price {want.price:g} has no run to price. Say how long it is too, such as --tokens 15T.")
+    if want.save:
+        check_ours(want.save, saved.HEAD, "plan")
     asked = ask(w)
     asked = asked._replace(question=asked.question._replace(exact=w.exact))
     q = asked.question

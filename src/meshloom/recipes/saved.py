@@ -18,6 +18,10 @@ TAKES = ("layout", "batch.micro_batches", "train.remat", "train.runner")
 """Settings of a recipe that a plan fills."""
 
 
+HEAD = "# A plan for "
+"""How the file of a plan begins."""
+
+
 class Saved(Section):
     """A plan in a file."""
 
@@ -54,17 +58,15 @@ class Taken(NamedTuple):
 
 def save(plan: Saved, path: Path) -> None:
     """Writes a plan, whole or not at all."""
-    head = f"# A plan for {plan.devices} devices ({plan.hardware}): meshloom train RECIPE --plan {path.name}\n"
+    head = f"{HEAD}{plan.devices} devices ({plan.hardware}): meshloom train RECIPE --plan {path.name}\n"
     write_text(path, head + yamls.text(to_tree(plan)))
 
 
 def read(path: Path) -> Saved:
     """A plan from its file.  Raises OSError where there is none, ValueError where it is no plan."""
     tree = yamls.read(path)
-    if "layout" not in tree or "micro_batches" not in tree:
-        raise ValueError(
-            f"{path} is no plan: it lacks layout and micro_batches. Write one with: meshloom plan MODEL --on HARDWARE --save {path}"
-        )
+    if lacking := [name for name, field in Saved.model_fields.items() if field.is_required() and name not in tree]:
+        raise ValueError(f"{path} is no plan: it lacks {', '.join(lacking)}. Write one with: meshloom plan MODEL --on HARDWARE --save FILE")
     return load(Saved, tree, str(path))
 
 
@@ -80,7 +82,9 @@ def settings(plan: Saved) -> dict[str, Any]:
 def take(recipe: dict[str, Any], plan: Saved, sets: dict[str, Any], path: Path) -> Taken:
     """A recipe under a plan under what --set says.  recipe, sets: trees."""
     own = [name for name in TAKES if _at(sets, name) is not None and _at(sets, name) != _at(settings(plan), name)]
-    said = [f"plan: {path} ({plan.layout or 'one device'}, {plan.micro_batches} micro-batches, remat {plan.remat})"]
+    said = [
+        f"plan: {path} ({plan.layout or 'one device'}, {plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}, remat {plan.remat})"
+    ]
     said += [f"plan: --set {name}={_at(sets, name)} stands in place of the plan's {_at(settings(plan), name)}" for name in own]
     return Taken(over(over(recipe, settings(plan)), sets), tuple(said))
 
@@ -89,7 +93,7 @@ def check(config: RunConfig, model: dict[str, Any], plan: Saved, there: int, pat
     """Refuses a plan of another model or another number of devices; lines about what else differs.  model: of the run, as a recipe spells it.
     there: devices present."""
     own = to_tree(plan)["model"]
-    other = sorted(key for key in {**model, **own} if model.get(key) != own.get(key))
+    other = [key for key in {**model, **own} if model.get(key) != own.get(key)]  # the family first
     if other:
         key = other[0]
         raise ValueError(
