@@ -22,6 +22,7 @@ def test_an_early_end_says_how_far_the_best_may_be(seed: int, monkeypatch: pytes
     assert proven.best and early.best and proven.gap == 0.0
     assert early.best.time.total * (1 - early.gap) <= proven.best.time.total * (1 + 1e-9) <= early.best.time.total * (1 + 2e-9)
     assert ("Not proven" in early.said) == (early.gap > 0)
+    assert early.space == early.priced + sum(n for why, n in early.pruned.items() if why not in (searching.INDIVISIBLE, searching.HEAVY))
 
 
 def test_neighbours_have_as_many_devices() -> None:

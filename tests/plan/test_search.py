@@ -6,7 +6,7 @@ import pytest
 
 from meshloom.plan.bounds import Bounds
 from meshloom.plan.memory import Memory
-from meshloom.plan.search import Candidate, how_of, leanest, price, runner_of, search
+from meshloom.plan.search import HEAVY, INDIVISIBLE, Candidate, how_of, leanest, price, runner_of, search
 from meshloom.plan.space import Allowed
 from plan.questions import CPU, GPU, answerable, everything, question
 
@@ -37,6 +37,7 @@ def test_the_optimum_is_that_of_all_candidates(seed: int) -> None:
     assert [one.time.total for one in (found.best, *found.others)] == pytest.approx([one.time.total for one in want], rel=1e-12)
     assert found.best.rank[:2] == want[0].rank[:2]
     assert found.space >= len(every) >= found.priced
+    assert found.space == found.priced + sum(n for why, n in found.pruned.items() if why not in (INDIVISIBLE, HEAVY))  # each has one fate
 
 
 @pytest.mark.parametrize("seed", range(6))

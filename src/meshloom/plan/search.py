@@ -95,9 +95,10 @@ class Found(NamedTuple):
     @property
     def said(self) -> str:
         """What was looked at, in a sentence."""
-        spared = ", ".join(f"{n:,} {why}" for why, n in self.pruned.items() if n)
+        spared = "".join(f", {n:,} {why}" for why, n in self.pruned.items() if n and why != HEAVY)
+        heavy = f" ({self.pruned[HEAVY]:,} {HEAVY})" if self.pruned.get(HEAVY) else ""
         proof = f". Not proven: what was not looked at may be up to {self.gap:.0%} faster (--exact goes on)" if self.gap else ""
-        return f"{self.space:,} candidates: {self.priced:,} priced exactly" + (f", {spared}" if spared else "") + proof
+        return f"{self.space:,} candidates: {self.priced:,} priced exactly{heavy}{spared}{proof}"
 
 
 def runner_of(asked: str, platform: str, layers: int, remat: str) -> str:
@@ -179,13 +180,14 @@ def _meshes(q: Question, bounds: Bounds, tally: Counter, by: str) -> Sequence[Me
 
 
 class _Hunt:
-    """Candidates as they are priced. found: kind of layout -> its best. heap: choices that wait, by their bounds."""
+    """Candidates as they are priced. found: kind of layout -> its best. heap: choices that wait, by their bounds. done: those that were taken up."""
 
     def __init__(self, q: Question, keep: int, tally: Counter) -> None:
         self.q, self.keep, self.tally, self.limit = q, keep, tally, q.cluster.hardware.memory
         self.found: dict[tuple[str, ...], Candidate] = {}
         self.heap: list[tuple[float, int, Pattern, dict[str, int], Choice]] = []
         self.number, self.effort = itertools.count(), 0.0
+        self.done: set[tuple[str, int, str]] = set()
         tally["priced"] = 0
 
     @property
@@ -213,12 +215,16 @@ class _Hunt:
     def price(self) -> None:
         """Prices the choice with the lowest bound."""
         bound, _, p, sizes, choice = heapq.heappop(self.heap)
+        name = (p.spell(sizes, choice.pipe), choice.micro, choice.remat)
+        if name in self.done:  # a climb comes by what was priced before
+            return
+        self.done.add(name)
         if self.slower(p, bound):
             self.tally[SLOW] += 1
             return
         self.effort += PRICE
         try:
-            one = price(self.q, p.spell(sizes, choice.pipe), choice.micro, choice.remat, self.limit)
+            one = price(self.q, *name, self.limit)
         except ValueError:
             self.tally[REFUSED] += 1
             return
@@ -253,10 +259,11 @@ def _best_first(q: Question, bounds: Bounds, order: Sequence[Mesh], hunt: _Hunt)
         ahead = min(order[taken].bound if taken < len(order) else math.inf, hunt.next)
         hunt.heap.clear()
         for spot in climb(q, bounds, ((mesh.pattern, mesh.sizes) for mesh in order)):
-            hunt.add(spot.pattern, spot.sizes, spot.choices[:TRIED])
+            hunt.add(spot.pattern, spot.sizes, [choice for choice in spot.choices[:TRIED] if choice.memory <= hunt.limit])
         while hunt.heap and hunt.next <= hunt.bar:
             hunt.price()
-    hunt.tally[SLOW if ahead == math.inf else UNSEEN] += len(hunt.heap) + sum(order[i].choices for i in range(taken, len(order)))
+    told = sum(hunt.tally[why] for why in ("priced", REFUSED, LARGE, SLOW))
+    hunt.tally[SLOW if ahead > hunt.bar else UNSEEN] += max(0, hunt.tally["space"] - told)
     return ahead
 
 
