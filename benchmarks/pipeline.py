@@ -30,9 +30,10 @@ def ready(topology: str) -> list[Any]:
     if topology == "cpu":
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     sys.path.insert(0, str(Path(__file__).parent))
+    import jax
     import tpu
 
-    return tpu.jax.devices() if topology == "cpu" else tpu.devices(topology)
+    return jax.devices() if topology == "cpu" else tpu.devices(topology)
 
 
 def job(schedule: str, micro: int, given: argparse.Namespace, **more: Any) -> Any:
@@ -47,23 +48,29 @@ def job(schedule: str, micro: int, given: argparse.Namespace, **more: Any) -> An
 def lowered(schedule: str, job: Any, there: list[Any]) -> Any:
     """The gradient of a step under a schedule (or a layout without any), or as `autodiff` makes it, traced and not compiled."""
     import autodiff
+    import jax
     import tpu
 
+    from meshloom.objectives.lm import lm
     from meshloom.train.gradient import make_gradient
 
     make = autodiff.make_gradient if schedule == "autodiff" else make_gradient
     model, c, plan = tpu.planned(job, there)
-    return tpu.jax.jit(make(model, c, plan, tpu.lm())).lower(*arguments(job, there))
+    return jax.jit(make(model, c, plan, lm())).lower(*arguments(job, there))
 
 
 def arguments(job: Any, there: list[Any]) -> tuple[Any, ...]:
     """What a gradient takes, abstract."""
+    import jax
     import tpu
 
+    from meshloom.core.mesh import shardings
+    from meshloom.core.spec import abstract
+
     model, c, plan = tpu.planned(job, there)
-    params = tpu.abstract(model.specs(c), tpu.shardings(plan.mesh, plan.layout, "rest", model.specs(c)))
-    scale = tpu.jax.NamedSharding(plan.mesh, tpu.jax.P())
-    return params, tpu.rows(job, plan), None, tpu.jax.ShapeDtypeStruct((), "float32", sharding=scale)
+    params = abstract(model.specs(c), shardings(plan.mesh, plan.layout, "rest", model.specs(c)))
+    scale = jax.NamedSharding(plan.mesh, jax.P())
+    return params, tpu.rows(job, plan), None, jax.ShapeDtypeStruct((), "float32", sharding=scale)
 
 
 def filled(abstract: Any) -> Any:

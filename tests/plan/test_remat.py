@@ -16,6 +16,7 @@ from meshloom.plan.memory import working
 from meshloom.plan.remat import choose, links_of
 from meshloom.plan.time import step_time
 from meshloom.runner.run import How, stacks
+from plan.questions import CPU
 from programs import config
 
 GB = 10**9
@@ -64,7 +65,10 @@ def test_the_peak_is_that_of_the_plan(limit: int) -> None:
 
 
 def test_an_update_that_does_not_fit_is_no_matter_of_layers() -> None:
-    given = asked("data=64", sequences=64)
+    """On a CPU, whose update takes two copies of the gradients; one sequence of 64 tokens keeps next to nothing."""
+    model, c = known("llama3-8b")
+    lay, cluster = build("data=8", c, 64, "cpu"), Cluster(CPU, (1, 8))
+    given = (model, shapes(model, c, lay, 64, 8, 1, How(), "float32", False), "data=8", cluster)
     with pytest.raises(
         ValueError, match=r"the optimizer's update takes [\d.]+ GB whatever they keep, [\d.]+ GB more. Use a layout that splits more"
     ):
