@@ -84,7 +84,7 @@ def plan(
     compile
         Compile the train step for this topology too (TPUs by libtpu, or simulated CPU devices), and print its memory and traffic beside the prediction.
     exact
-        Go on until the best is proven, where there are so many candidates (of many thousand devices) that the search would stop before.
+        Go on until the best is proven, where the search would stop before: with many thousand devices, or many candidates that are nearly equal.
     set_
         Override one setting of the recipe. May be repeated.
     """
