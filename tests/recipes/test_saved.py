@@ -43,6 +43,9 @@ def test_a_plan_of_another_model_or_number_of_devices_is_refused(tmp_path) -> No
     assert saved.check(config, model, a_plan(), 2, path) == []
     with pytest.raises(ValueError, match=r"is a plan for 2 devices, and 8 are here"):
         saved.check(config, model, a_plan(), 8, path)
+    own = config.model_copy(update={"layout": "zero3=4"})
+    with pytest.raises(ValueError, match=r"--set layout=zero3=4 takes 4 devices, and 2 are here.*the plan's is zero3=2"):
+        saved.check(own, model, a_plan(), 2, path)
     with pytest.raises(ValueError, match=r"is a plan of another model: its layers is 4, and this recipe's 6"):
         saved.check(config, {**model, "layers": 6}, a_plan(), 2, path)
     said = saved.check(config, model, a_plan(sequences=32, precision="bf16"), 2, path)

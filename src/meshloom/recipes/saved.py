@@ -100,6 +100,11 @@ def check(config: RunConfig, model: dict[str, Any], plan: Saved, there: int, pat
             f"{path} is a plan of another model: its {key} is {own.get(key)!r}, and this recipe's {model.get(key)!r}"
             f"{f' ({len(other)} settings differ)' * (len(other) > 1)}. Plan this one: meshloom plan RECIPE --on {plan.hardware} --save {path}"
         )
+    if config.layout != plan.layout and devices(config.layout) != there:
+        raise ValueError(
+            f"--set layout={config.layout} takes {devices(config.layout)} devices, and {there} {'are' if there > 1 else 'is'} here. "
+            f"Use other numbers, or leave it out: the plan's is {plan.layout or 'one device'}."
+        )
     if devices(config.layout) != there:
         raise ValueError(
             f"{path} is a plan for {devices(config.layout)} devices, and {there} {'are' if there > 1 else 'is'} here. "
