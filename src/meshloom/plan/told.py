@@ -144,6 +144,7 @@ def tree(title: str, q: Question, found: Found, budget: Budget) -> dict[str, Any
 
 
 def _one(q: Question, one: Candidate, budget: Budget) -> Mapping[str, Any]:
+    """A candidate as an object."""
     s = speed(q, one, budget)
     return {
         "layout": one.spelling,

@@ -58,6 +58,7 @@ def changes(q: Question) -> Iterator[tuple[str, Iterator[tuple[str, Question]]]]
 
 
 def _fewer(n: int) -> list[int]:
+    """Smaller whole parts of a number, the largest first."""
     return [n // times for times in TIMES if n % times == 0 and n // times >= 1]
 
 

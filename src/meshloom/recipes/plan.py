@@ -35,7 +35,6 @@ DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)")
 BATCH, SEQ = "4M", 8192
 """Tokens of a step, and of a sequence where the model takes as many, for models that are not a recipe."""
-DAY = 86400.0
 
 
 class Wish(NamedTuple):
