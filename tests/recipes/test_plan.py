@@ -22,6 +22,7 @@ def test_suffixes_of_a_batch_are_binary_and_of_a_budget_decimal() -> None:
     "wish, sentence",
     [
         (Wish("llama3-8b", "h100:1x8", batch="4X"), "--batch-tokens 4X is no number of tokens. Write a number with one of these behind it"),
+        (Wish("llama3-8b", "h100:1x8", batch="9999999999999M"), "is 1.05e+19 tokens, more than any run takes"),
         (Wish("llama3-8b", "h100:1x8", batch="0.3"), "--batch-tokens 0.3 is 0.3 tokens, and it takes a whole number"),
         (Wish("llama3-8b", "h100:1x8", batch="1000", seq=300), "1,000 tokens, which are not a whole number of sequences of 300. Give 900 or 1,200"),
         (Wish("llama3-8b", "h101:1x8"), "There is no hardware 'h101'. Did you mean 'h100'?"),

@@ -27,7 +27,8 @@ def unfit(q: Question, found: Found) -> list[str]:
             f"Most of it is {kind}: {size(m.kinds[kind])}."
         ]
     changes = [f"  {said}" for said in itertools.islice(fitting(q), 4)]
-    return [*out, *(["What would fit:", *changes] if changes else ["No change that was tried fits: not 64 times as many devices either."])]
+    more = "" if q.cluster.hardware.shared else f": not {TIMES[-1]} times as many devices either"
+    return [*out, *(["What would fit:", *changes] if changes else [f"No change that was tried fits{more}."])]
 
 
 def fitting(q: Question) -> Iterator[str]:

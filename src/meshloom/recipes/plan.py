@@ -32,6 +32,8 @@ from meshloom.weights import hf
 BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 """Suffixes of a batch, a power of two; of a budget of tokens, a power of ten."""
+MOST = {"--batch-tokens": 2**30, "--tokens": 10**15}
+"""Tokens at most, by flag: beyond this a number is a slip."""
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)")
 BATCH, SEQ = "4M", 8192
 """Tokens of a step, and of a sequence where the model takes as many, for models that are not a recipe."""
@@ -70,6 +72,8 @@ def amount(text: str, flag: str, units: Mapping[str, int]) -> int:
     if not found or found[2].upper() not in units:
         raise ValueError(f"{flag} {text} is no number of tokens. Write a number with one of these behind it, or none: {listed}.")
     n = float(found[1]) * units[found[2].upper()]
+    if n > MOST.get(flag, math.inf):
+        raise ValueError(f"{flag} {text} is {n:.3g} tokens, more than any run takes. Give {MOST[flag]:,} at most.")
     if n < 1 or n != int(n):
         raise ValueError(f"{flag} {text} is {n:g} tokens, and it takes a whole number of at least 1. The suffixes are: {listed}.")
     return int(n)
