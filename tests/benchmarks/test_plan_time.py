@@ -26,6 +26,13 @@ def test_the_page_says_what_the_data_say():
     assert bench.text(DATA).strip() in page, "run: python benchmarks/plan_time.py, and put its output into docs/plan_time.md"
 
 
+def test_layouts_rank_as_measured():
+    """Twenty layouts, by model; docs/plan_time.md says what stands out."""
+    found = bench.summary(DATA)
+    assert found["experts"]["layouts"] == 8 and found["experts"]["rank correlation"] >= 0.8
+    assert found["dense"]["layouts"] == 12 and found["dense"]["rank correlation"] >= 0.75
+
+
 def test_pipelines_rank_behind_the_rest_as_measured():
     """Of what differs by more than single steps on a busy machine vary: the deepest pipeline with few micro-batches takes longest."""
     found = bench.rows(DATA)

@@ -4,6 +4,7 @@ Products take 2 operations for each token and element that lies on the device wh
 counts the pairs that its row of `ops.attention.KERNELS` computes, the triangle above the diagonal only where the row does not skip it.
 Bytes are those of inputs and results of every product, and of what is read and written between products: norms, rotations, activations, residual sums,
 scores where a row puts them into memory. What a compiler fuses beyond that, or reads twice, is not known here.
+On a CPU what a loop keeps for the backward pass is copied besides.
 Backward: two products for each, or one where the weight is frozen. Again: what `runner.run.REMAT` does not keep, without the last product of a layer, whose
 result nobody needs; in a pipeline whose stages keep inputs alone the whole part besides.
 """
@@ -26,11 +27,14 @@ from meshloom.parallel.base import Shapes, in_stack
 from meshloom.parallel.part import by_remat
 from meshloom.parallel.pipe import stashes
 from meshloom.plan.flops import is_matrix
+from meshloom.plan.layer import kept as kept_of
 
 FORWARD, BACK = 20, 28
 """Bytes through memory for each pair of query and key whose score is written out, fp32: scores, their exponentials, sums; backward also their gradients."""
 INSIDE, WRITTEN_BLOCK = {"cudnn"}, 512
 """Attention rows that keep scores on the chip; tokens of a block of the rows that stream."""
+STACKS = {"cpu"}
+"""Platforms on which a loop over layers copies what it keeps into one array of all layers, and a layer's share out of it: accelerators write it there at once."""
 UPDATE = 8
 """fp32 numbers that AdamW and the norm read and write for each parameter: gradient twice, weight, two moments; three of them written."""
 
@@ -91,6 +95,9 @@ def layers(model: Model, x: Shapes) -> tuple[list[Work], list[Work], list[Work],
         between = elementwise(x, kind).times(n)
         seen, behind = attention(x, kind)
         forward += [seen.times(n), between]
+        if x.layout.platform in STACKS and not all(x.straight):
+            forward.append(stacked(x, "into").times(n))
+            backward.append(stacked(x, "from").times(n))
         kept = row == "none" or (row in ("selective", "offload") and bool(x.layout.ring))
         again += [] if kept else [seen.times(n)]
         again += [] if row == "none" else [between]
@@ -135,6 +142,11 @@ def elementwise(x: Shapes, kind: Kind) -> Work:
     numbers = x.rows * x.seq * features
     numbers += buffer(x) * (6 * c.embed + 3 * c.expert_ffn / lay.size(lay.live.get("expert_ffn", ()))) if kind.tells else 0
     return Work(0, numbers * x.width, 8, "norms, activations")
+
+
+def stacked(x: Shapes, way: str) -> Work:
+    """What a layer keeps for its backward pass, copied: read and written."""
+    return Work(0, 2 * kept_of(x), 1, f"what is kept, {way} the loop's stack")
 
 
 def buffer(x: Shapes) -> float:
