@@ -89,6 +89,15 @@ def test_where_nothing_fits_it_says_what_would(tmp_path, capsys: pytest.CaptureF
     assert "Nothing fits: the layout that needs least" in said and "What would fit:" in said and "more devices, rtx4090:" in said
 
 
+def test_what_no_layout_admits_is_a_mistake_and_not_a_matter_of_memory() -> None:
+    with pytest.raises(ValueError, match=r"No layout admits this: '3\+1' is 4 layers, and the model has 12"):
+        worker.plan(Wish("gpt2", "h100:1x8", batch="64K", layout="pipe=2:1f1b,3+1"), Wanted())
+    with pytest.raises(
+        ValueError, match=r"in 7 micro-batches .* cannot be shared evenly by the 8 devices of h100:1x8. To mend it, leave --micro out"
+    ):
+        worker.plan(Wish("gpt2", "h100:1x8", batch="64K", micro=7), Wanted())
+
+
 def test_a_file_that_is_no_plan_is_not_written_over(tmp_path) -> None:
     (tmp_path / "recipe.yaml").write_text("extends: quickstart\n")
     with pytest.raises(ValueError, match="recipe.yaml is there already and is no plan"):

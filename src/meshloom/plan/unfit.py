@@ -94,8 +94,8 @@ def _refusal(q: Question) -> str:
         build(words or f"data={n}", q.config, q.seq, q.cluster.hardware.platform)
     except ValueError as error:
         return str(error)
-    micro = f" in {q.allowed.micro} micro-batches" if q.allowed.micro else ""
+    micro, other = (f" in {q.allowed.micro} micro-batches", "leave --micro out, ") if q.allowed.micro else ("", "")
     return (
         f"{q.sequences} sequence{'s' * (q.sequences > 1)}{micro} and the sizes of this model cannot be shared evenly by the {n} devices of "
-        f"{q.cluster.label}. Ask for a batch that is a multiple of them (--batch-tokens), or another number of devices."
+        f"{q.cluster.label}. To mend it, {other}ask for a batch that is a multiple of them (--batch-tokens), or another number of devices."
     )

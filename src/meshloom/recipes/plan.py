@@ -182,7 +182,7 @@ class Wanted(NamedTuple):
 
 
 def plan(w: Wish, want: Wanted = Wanted()) -> bool:
-    """Plans, tells, draws and saves.  Returns whether anything fits."""
+    """Plans, tells, draws and saves.  Returns whether anything fits.  Raises ValueError where no layout admits what was asked, at any memory."""
     if want.picture:
         check_file(want.picture)
     budget = Budget(amount(want.tokens, "--tokens", DECIMAL) if want.tokens else None, want.price)
@@ -202,7 +202,10 @@ def plan(w: Wish, want: Wanted = Wanted()) -> bool:
     else:
         print("\n".join(lines(asked.title, q, found, budget, batch)))
     if found.best is None:
-        print("\n".join(unfit(q, found)), file=sys.stderr if want.json else sys.stdout)
+        told = "\n".join(unfit(q, found))
+        if found.least is None:  # not a matter of memory, but a mistake in what was asked
+            raise ValueError(told)
+        print(told, file=sys.stderr if want.json else sys.stdout)
         return False
     if want.picture:
         bars.draw(asked.title, q, found, want.picture)
