@@ -14,6 +14,7 @@ from meshloom.plan.hardware import Cluster
 from meshloom.plan.layer import kept, working_of
 from meshloom.plan.memory import loss, residuals, working
 from meshloom.plan.time import step_time
+from meshloom.plan.work import STACK
 from meshloom.runner.run import UNOFFERED, stacks
 
 GROUPS = (2, 4)
@@ -62,7 +63,9 @@ def choose(model: Model, x: Shapes, spelling: str, cluster: Cluster, limit: int,
     x: the shapes of the step, whatever its remat.  stored: bytes that it keeps between steps.  Allocates nothing; some tens of milliseconds.
 
     Raises ValueError where none fits, with by how much."""
-    took = functools.cache(lambda remat: step_time(model, spelling, x._replace(remat=remat), cluster).total)
+    # without the copies of a CPU's loop: where nothing is computed again its layers are unrolled, and there are none
+    parts_of = lambda remat: step_time(model, spelling, x._replace(remat=remat), cluster).parts
+    took = functools.cache(lambda remat: sum(part.seconds for part in parts_of(remat) if STACK not in part.why))
     links = links_of(model, x, cluster, took)
     besides = links.outside + stored
     if links.least + stored > limit:

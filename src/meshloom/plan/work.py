@@ -35,6 +35,8 @@ INSIDE, WRITTEN_BLOCK = {"cudnn"}, 512
 """Attention rows that keep scores on the chip; tokens of a block of the rows that stream."""
 STACKS = {"cpu"}
 """Platforms on which a loop over layers copies what it keeps into one array of all layers, and a layer's share out of it: accelerators write it there at once."""
+STACK = "the loop's stack"
+"""What that array is called."""
 UPDATE = 8
 """fp32 numbers that AdamW and the norm read and write for each parameter: gradient twice, weight, two moments; three of them written."""
 
@@ -146,7 +148,7 @@ def elementwise(x: Shapes, kind: Kind) -> Work:
 
 def stacked(x: Shapes, way: str) -> Work:
     """What a layer keeps for its backward pass, copied: read and written."""
-    return Work(0, 2 * kept_of(x), 1, f"what is kept, {way} the loop's stack")
+    return Work(0, 2 * kept_of(x), 1, f"what is kept, {way} {STACK}")
 
 
 def buffer(x: Shapes) -> float:
