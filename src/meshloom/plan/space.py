@@ -176,6 +176,7 @@ def schedules(p: Pattern, layers: int, stages: int, allowed: Allowed = Allowed()
     return [(name, *(("stash",) if stash else ())) for name in fit for stash in allowed.stash]
 
 
+@functools.lru_cache(maxsize=1024)
 def chunks_of(options: tuple[str, ...]) -> int:
     """Parts of the layers on each stage under the options of a pipeline; 1 without one."""
     return pipe.chunks_of_options(options) if options else 1
