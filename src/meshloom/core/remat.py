@@ -1,9 +1,10 @@
 """What layers keep for the backward pass, in words: "none", "full 20, none 12", "full:4 16, none 16"."""
 
-import difflib
 import itertools
 import re
 from typing import NamedTuple
+
+from meshloom.core.config import nearest
 
 ROWS = {
     "none": "everything but gathered weights; nothing is computed again",
@@ -43,8 +44,8 @@ def pieces(remat: str) -> tuple[Piece, ...]:
             raise ValueError(f"'{said}' in remat '{remat}' cannot be read. Write one word for all layers, or such as \"full 20, none 12\".")
         row, group, layers = match[1], int(match[2] or 1), int(match[3]) if match[3] else None
         if row not in ROWS:
-            near = difflib.get_close_matches(row, [*ROWS, AUTO], 1)
-            known = [*near, *(name for name in (*ROWS, AUTO) if name not in near)]
+            near = nearest(row, (*ROWS, AUTO))
+            known = sorted((*ROWS, AUTO), key=lambda name: name != near)
             raise ValueError(f"There is no remat '{row}'. There are {', '.join(known)}.")
         if group < 1 or layers == 0 or (group > 1 and row != GROUPED):
             raise ValueError(

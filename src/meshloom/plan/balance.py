@@ -18,7 +18,7 @@ from meshloom.models.base import Kind, Model
 from meshloom.parallel.base import in_stack
 from meshloom.parallel.pipe import fits
 from meshloom.plan.assign import Profile, Submesh, Task, assign
-from meshloom.plan.flops import is_matrix, visible_keys
+from meshloom.plan.flops import attention_flops, is_matrix
 from meshloom.runner.place import Place, place
 
 MOST = 50_000
@@ -32,9 +32,9 @@ def kind_costs(model: Model, c: Any, seq: int) -> dict[Kind, float]:
     kinds, found = model.kinds(c), {}
     specs = named_leaves(model.specs(c), is_spec)
     for kind in dict.fromkeys(kinds):
-        mine = [s for path, s in specs.items() if path.startswith("layers.") and in_stack(path, kind.stack) and is_matrix(s)]
+        mine = [s for path, s in specs.items() if in_stack(path, kind.stack) and is_matrix(s)]
         matrices = sum(s.size * model.active(c, s) for s in mine) / sum(other.stack == kind.stack for other in kinds)
-        found[kind] = 2 * matrices + 4 * c.heads * c.head * visible_keys(seq, kind.window)
+        found[kind] = 2 * matrices + attention_flops(c, seq, kind)
     return found
 
 

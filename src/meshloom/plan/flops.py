@@ -6,7 +6,7 @@ import numpy as np
 
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import named_leaves
-from meshloom.models.base import Model
+from meshloom.models.base import Kind, Model
 
 TABLES = ("vocab", "position")
 """An array with one of these axes is looked up, not multiplied; the output head is counted by itself."""
@@ -18,11 +18,16 @@ def visible_keys(seq: int, window: int | None) -> float:
     return float(np.minimum(seen, window or seq).mean())
 
 
+def attention_flops(c: Any, seq: int, kind: Kind) -> float:
+    """Operations a token of one layer's two products of attention, forward."""
+    return 4 * c.heads * c.head * visible_keys(seq, kind.window)
+
+
 def forward_flops(model: Model, c: Any, seq: int) -> float:
     """Operations a token, forward: 2 for each element of each matrix that the token goes through, 4 x heads x head x keys seen for attention's two products."""
     specs = named_leaves(model.specs(c), is_spec)
     matrices = sum(s.size * model.active(c, s) for s in specs.values() if is_matrix(s))
-    attention = sum(4 * c.heads * c.head * visible_keys(seq, kind.window) for kind in model.kinds(c))
+    attention = sum(attention_flops(c, seq, kind) for kind in model.kinds(c))
     return 2 * matrices + 2 * c.vocab_padded * c.embed + attention
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from meshloom.core.layout import ONE_DEVICE
 from meshloom.core.spec import Spec
 from meshloom.ops.attention import KERNELS
+from meshloom.parallel.base import in_stack
 from meshloom.plan.flops import is_matrix
 from meshloom.plan.splits import Splits, own
 from meshloom.plan.time import rate
-from meshloom.plan.work import BACK, FORWARD, INSIDE, UPDATE, last, pairs
+from meshloom.plan.work import BACK, FORWARD, INSIDE, LOGIT, UPDATE, added, embedded, last, pairs
 
 Array = np.ndarray
 
@@ -42,10 +43,8 @@ class Toil:
         self.kinds = {kind: q.model.kinds(q.config).count(kind) for kind in dict.fromkeys(q.model.kinds(q.config))}
         self.wide = q.model.wide(q.config)
         self.beside = float(sum(q.stored(ONE_DEVICE).values()))
-        stack_of = lambda name: f"layers.{name}." if name else "layers."
         self.matrices = {
-            kind.stack: [leaf for path, leaf in leaves.items() if path.startswith(stack_of(kind.stack)) and is_matrix(leaf)]
-            for kind in self.kinds
+            kind.stack: [leaf for path, leaf in leaves.items() if in_stack(path, kind.stack) and is_matrix(leaf)] for kind in self.kinds
         }
         self.pairs = {kind.window: self._pairs(kind.window) for kind in self.kinds}
 
@@ -131,9 +130,9 @@ class Toil:
         rows = c.vocab_padded / (s.wide * s.stages)
         scored = s.tokens / s.over("cube_embed")
         logits = scored * rows
-        head = self.longer(6 * logits * c.embed, 3 * (scored + run.micro * rows) * c.embed * s.width + 24 * logits)
-        table = (s.tokens * c.embed * (3 * s.width + 12) + 4 * run.micro * rows * c.embed) / self.stream
+        head = self.longer(6 * logits * c.embed, 3 * (scored + run.micro * rows) * c.embed * s.width + LOGIT * logits)
+        table = (s.tokens * c.embed * embedded(s.width) + 4 * run.micro * rows * c.embed) / self.stream
         trained = [leaf for leaf in s.leaves if not leaf.frozen]
-        sums = sum(s.elements("grad", leaf) * (8 + s.width) for leaf in trained) * np.where(run.micro > 1, run.micro, 0) / self.stream
+        sums = sum(s.elements("grad", leaf) * added(s.width) for leaf in trained) * np.where(run.micro > 1, run.micro, 0) / self.stream
         update = 4 * UPDATE * sum(s.elements("rest", leaf) for leaf in trained) / self.stream
         return head + table + sums + update

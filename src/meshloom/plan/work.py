@@ -41,6 +41,20 @@ UPDATE = 8
 """fp32 numbers that AdamW and the norm read and write for each parameter: gradient twice, weight, two moments; three of them written."""
 
 
+LOGIT = 24
+"""Bytes through memory for each logit, forward and backward, beside those of its products."""
+
+
+def embedded(width: int) -> int:
+    """Bytes through memory for each feature of a token in the embedding and its backward pass.  width: of a number of the arithmetic."""
+    return 3 * width + 12
+
+
+def added(width: int) -> int:
+    """Bytes through memory for each gradient that is added to the fp32 sum over micro-batches."""
+    return 8 + width
+
+
 class Work(NamedTuple):
     """flops: of products. bytes: through the device's memory. ops: kernels. what: a phrase."""
 
@@ -198,10 +212,10 @@ def outside(x: Shapes) -> Iterable[Work]:
     scored = tokens // lay.size(lay.inner)
     logits, chunks = scored * rows, chunk_count(scored, rows, lay.platform)
     ends = 3 * (scored + chunks * rows) * c.embed * x.width
-    yield Work(6 * logits * c.embed, ends + 24 * logits, 8 * chunks, "head and loss")
-    yield Work(0, tokens * c.embed * (3 * x.width + 12) + 4 * rows * c.embed, 4, "embedding")
+    yield Work(6 * logits * c.embed, ends + LOGIT * logits, 8 * chunks, "head and loss")
+    yield Work(0, tokens * c.embed * embedded(x.width) + 4 * rows * c.embed, 4, "embedding")
     if x.micro > 1:
-        held = [x.elements("grad", s) * (8 + x.width_of(s)) for s in x.leaves.values() if not s.frozen]
+        held = [x.elements("grad", s) * added(x.width_of(s)) for s in x.leaves.values() if not s.frozen]
         yield Work(0, sum(held), len(held), "sums of gradients")
 
 

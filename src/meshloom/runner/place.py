@@ -19,6 +19,7 @@ from meshloom.core.leaf import sum_over
 from meshloom.core.spec import Spec, is_spec
 from meshloom.core.tree import Tree, map_named
 from meshloom.models.base import Kind
+from meshloom.parallel.base import in_stack
 
 
 class Place(NamedTuple):
@@ -167,4 +168,4 @@ def spread(a: jax.Array, ranks: jax.Array, count: int) -> jax.Array:
 
 def ranks(where: Place, path: str) -> np.ndarray | None:
     """The ranks of the stack that a parameter is in; None for one outside the layers."""
-    return next((ranks for name, ranks in where.ranks.items() if path.startswith(f"layers.{name}." if name else "layers.")), None)
+    return next((ranks for name, ranks in where.ranks.items() if in_stack(path, name)), None)
