@@ -58,19 +58,13 @@ def _up(q: Any, bounds: Bounds, here: Spot) -> Spot:
 
 
 def neighbours(q: Any, p: Pattern, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Meshes in which one mesh axis has given a factor of its devices, the smallest, to another; each keeps two at least."""
+    """Meshes in which one mesh axis has given a factor of its devices, the smallest, to another; each keeps two at least, and those that the question fixes."""
+    fixed = meshes(p, q.cluster.devices, q.allowed.words) if q.allowed.words else None
     for giver, taker in itertools.permutations(sizes, 2):
         factor = next((d for d in range(2, sizes[giver]) if sizes[giver] % d == 0), 0)
         if not factor:
             continue
         moved = {**sizes, giver: sizes[giver] // factor, taker: sizes[taker] * factor}
-        if sieve(q.config, q.seq, q.sequences, p, {axis: np.array([n]) for axis, n in moved.items()}).all() and _fixed(q, p, moved):
+        asked = fixed is None or np.all([fixed[axis] == n for axis, n in moved.items()], axis=0).any()
+        if asked and sieve(q.config, q.seq, q.sequences, p, {axis: np.array([n]) for axis, n in moved.items()}).all():
             yield moved
-
-
-def _fixed(q: Any, p: Pattern, sizes: Mapping[str, int]) -> bool:
-    """Whether a mesh has the devices that the question's words ask for."""
-    if not q.allowed.words:
-        return True
-    there = meshes(p, q.cluster.devices, q.allowed.words)
-    return bool(np.all([there[axis] == n for axis, n in sizes.items()], axis=0).any())
